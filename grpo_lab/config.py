@@ -1,0 +1,427 @@
+"""Every key of a run, typed. The values live in `conf/`; this file holds the types and the way from Hydra to objects.
+
+Only this module and the decorated entry points see Hydra or OmegaConf: the rest of the package gets the dataclasses
+below. Importing this module loads neither torch nor an engine. Rules that span keys are in `validation.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work. The message is one line that names the key and the fix."""
+
+
+# --- model ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class RecipeConfig:
+    """A model made here: its shape, and the supervised warm start that stops at a target accuracy."""
+
+    architecture: str = MISSING
+    hidden: int = MISSING
+    layers: int = MISSING
+    heads: int = MISSING
+    head_dim: int = MISSING
+    intermediate: int = MISSING
+    seed: int = MISSING
+    warm_lr: float = MISSING
+    warm_batch: int = MISSING
+    warm_max_steps: int = MISSING
+    warm_check_every: int = MISSING
+    warm_target: float = MISSING
+
+
+@dataclass
+class ModelConfig:
+    """Where the initial policy comes from: a hub id, a local folder (`path` wins), or a recipe."""
+
+    name: str = MISSING
+    id: str | None = None
+    revision: str | None = None
+    path: str | None = None
+    cache_dir: str = MISSING
+    recipe: RecipeConfig | None = None
+
+
+# --- data -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DatasetConfig:
+    """What every data set has. The prompt is `system_prompt` and `template` with {question} filled in, through the
+    model's chat template where it has one and `chat` is true; as plain text otherwise."""
+
+    kind: str = MISSING
+    name: str = MISSING
+    system_prompt: str | None = None
+    template: str = "{question}"
+    chat: bool = True
+    # How a completion is judged: `math` (final answer, math-verify) or `exact` (text after the last #).
+    verifier: str = "math"
+    # A row that cannot be used: `stop` the run, or `skip` and count it.
+    on_error: str = "stop"
+    # Share of the problems held out by a hash of the question, where a data set has no test source of its own.
+    # 1 makes an evaluation set: every problem is a test problem.
+    held_out: float = 0.0
+
+
+@dataclass
+class ArithmeticConfig(DatasetConfig):
+    """The made task: sums of numbers of `min_digits` to `max_digits` digits, with or without a scratchpad."""
+
+    min_digits: int = MISSING
+    max_digits: int = MISSING
+    operands: int = MISSING
+    scratchpad: bool = MISSING
+    train_problems: int = MISSING
+    test_problems: int = MISSING
+    data_seed: int = MISSING
+
+
+@dataclass
+class ColumnsConfig:
+    """Which columns hold what. `question` may name several columns, joined by a blank. Any name may give
+    alternatives, `a|b`: the first that a row has counts, so that one mapping serves the hub and a local copy."""
+
+    question: list[str] = MISSING
+    answer: str = MISSING
+    # How the gold answer is read: `plain`, `hash` (after the last ####), `boxed` (the last box), `list` (every
+    # member), `number` (14.0 is 14), or `chat_gold` (a nested {"ground_truth": ...}). Alternatives of `answer` may
+    # each have their own kind: `plain|boxed`.
+    gold: str = "plain"
+    # Text cut from the end of a question: an instruction that the data set carries and the template replaces.
+    strip_suffix: str | None = None
+    tolerance: str | None = None
+    unit: str | None = None
+    tags: list[str] = field(default_factory=list)
+    # Keep rows where the mean of the list in `score` lies strictly between the bounds.
+    score: str | None = None
+    score_above: float | None = None
+    score_below: float | None = None
+
+
+@dataclass
+class TableConfig(DatasetConfig):
+    """A table of problems: a hub data set at a pinned revision, or local JSON lines / parquet (`path` wins)."""
+
+    id: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    # One file of the hub repository, read as it is, where its splits are not wanted.
+    file: str | None = None
+    split: str = "train"
+    path: str | None = None
+    # The held-out problems: another split of the same source, or a local file of their own.
+    test_split: str | None = None
+    test_path: str | None = None
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    # A published row count; a different one is a warning.
+    expected_rows: int | None = None
+
+
+@dataclass
+class MixtureConfig(DatasetConfig):
+    """Several tables, in order, exact duplicates removed keeping the first."""
+
+    parts: list[TableConfig] = MISSING
+    expected_rows: int | None = None
+    expected_unique: int | None = None
+    expected_fitting: int | None = None
+    # Evaluation sets whose overlap with this one is reported: names of files in conf/dataset.
+    overlap_with: list[str] = field(default_factory=list)
+    overlap_paths: dict[str, str] = field(default_factory=dict)
+    # The held-out problems: a file in conf/dataset, and a local copy of it.
+    test_set: str | None = None
+    test_path: str | None = None
+
+
+# --- objective --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ObjectiveConfig:
+    """What every objective has. `zero_variance`: `filter` drops and refills groups of equal rewards while
+    collecting, `mask` gives them zero weight, `keep` does nothing."""
+
+    family: str = MISSING
+    name: str = MISSING
+    zero_variance: str = MISSING
+    mask_divisor: str = "all"
+
+
+@dataclass
+class GrpoConfig(ObjectiveConfig):
+    """GRPO with its options (RG Eqs. 2-8, GG C.2) and truncated importance sampling (GG Eq. 61)."""
+
+    advantage: str = MISSING
+    clip_center: str = MISSING
+    eps_low: float = MISSING
+    eps_high: float = MISSING
+    dual_clip: float | None = MISSING
+    beta: float = MISSING
+    kl_clamp: str = MISSING
+    aggregation: str = MISSING
+    tis_block: int | None = None
+    tis_cap: float | None = None
+
+
+@dataclass
+class AgroConfig(ObjectiveConfig):
+    """AGRO (GG Eq. 62)."""
+
+    beta: float = MISSING
+
+
+@dataclass
+class GgpoConfig(ObjectiveConfig):
+    """GGPO (GG Eqs. 8-11), with token clipping (Eqs. 63-66) where `token_clip` is set."""
+
+    beta: float = MISSING
+    token_clip: float | None = None
+    reward_only: bool = False
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ScheduleConfig:
+    """When what happens; see `schedule.py`. `t_ref` and `minibatches_per_collection` also take words."""
+
+    v: int = MISSING
+    i: int = MISSING
+    # A number that divides v, or `v`.
+    minibatches_per_collection: Any = MISSING
+    # A number of updates, null (fixed), `epoch`, or `auto`.
+    t_ref: Any = MISSING
+    updates: int | None = MISSING
+    epochs: int | None = None
+
+
+@dataclass
+class CollectionConfig:
+    # null: minibatches_per_collection * groups_per_minibatch.
+    prompts_per_batch: int | None = None
+    max_batches: int = MISSING
+
+
+@dataclass
+class RolloutConfig:
+    engine: str = MISSING
+    temperature: float = MISSING
+    top_p: float = MISSING
+    top_k: int = MISSING
+    max_prompt_tokens: int = MISSING
+    max_response_tokens: int = MISSING
+    # Rows sampled side by side; bounds the memory of the key-value cache.
+    max_rows: int = MISSING
+
+
+@dataclass
+class LearnerConfig:
+    engine: str = MISSING
+    lr: float = MISSING
+    betas: list[float] = MISSING
+    weight_decay: float = MISSING
+    grad_clip: float = MISSING
+    # constant, or linear (to zero at the end of the budget).
+    lr_schedule: str = MISSING
+    warmup_updates: int = MISSING
+    # fp32, or bf16 (autocast; parameters, gradients and optimizer stay FP32).
+    precision: str = MISSING
+    # Positions of a packed micro-batch, padding included.
+    micro_batch_tokens: int = MISSING
+    # Response tokens whose full-vocabulary logits are held at once.
+    logit_chunk: int = MISSING
+
+
+@dataclass
+class EvaluationConfig:
+    """Held-out evaluation inside the loop. What is null is as in training."""
+
+    every: int | None = MISSING
+    problems: int | None = MISSING
+    n: int = MISSING
+    k: list[int] = MISSING
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass
+class CheckpointConfig:
+    every: int | None = MISSING
+    keep: int = MISSING
+
+
+@dataclass
+class TrackingConfig:
+    # auto (online where a key is set up, offline otherwise), online, offline, disabled.
+    wandb: str = MISSING
+    project: str = MISSING
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+    # auto (a live view on a terminal, plain lines elsewhere), live, plain, off.
+    view: str = MISSING
+    # A sample of rollouts is written every this many updates.
+    rollouts_every: int | None = MISSING
+    # Minibatches of a logged block (sequence ESS).
+    block: int = MISSING
+
+
+@dataclass
+class VerifierConfig:
+    workers: int = MISSING
+    # Seconds that one answer may take before its worker is killed.
+    timeout: float = MISSING
+
+
+@dataclass
+class PresetConfig:
+    """What a scale sets per objective."""
+
+    lr: float = MISSING
+    beta: float = MISSING
+    updates: int = MISSING
+
+
+@dataclass
+class ScaleConfig:
+    """`paper` or `tiny`; `presets` by the name of the objective."""
+
+    name: str = MISSING
+    presets: dict[str, PresetConfig] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareConfig:
+    name: str = MISSING
+    device: str = MISSING
+    ranks: int = MISSING
+    threads: int = MISSING
+
+
+@dataclass
+class TrainConfig:
+    """One run."""
+
+    seed: int = MISSING
+    group_size: int = MISSING
+    groups_per_minibatch: int = MISSING
+    run_dir: str | None = None
+    resume: str | None = None
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = MISSING
+    objective: ObjectiveConfig = MISSING
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    collection: CollectionConfig = field(default_factory=CollectionConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    @property
+    def responses_per_minibatch(self) -> int:
+        return self.group_size * self.groups_per_minibatch
+
+
+DATASET_SCHEMAS = {"arithmetic": ArithmeticConfig, "table": TableConfig, "mixture": MixtureConfig}
+OBJECTIVE_SCHEMAS = {"grpo": GrpoConfig, "agro": AgroConfig, "ggpo": GgpoConfig}
+
+
+def register() -> None:
+    """Tell Hydra the schemas. A YAML of a group with variants names its own first in its defaults list."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=TrainConfig)
+    for kind, dataset_node in DATASET_SCHEMAS.items():
+        store.store(group="schema/dataset", name=kind, node=dataset_node)
+    for family, objective_node in OBJECTIVE_SCHEMAS.items():
+        store.store(group="schema/objective", name=family, node=objective_node)
+
+
+def conf_dir() -> Path:
+    """The folder of YAML files: inside the package when installed from a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    installed, checkout = package / "conf", package.parent / "conf"
+    return installed if installed.is_dir() else checkout
+
+
+def dataset_config(name: str) -> DatasetConfig:
+    """The data set that `conf/dataset/<name>.yaml` describes, composed as in a run.
+
+    Raises:
+        ConfigError: there is no such file, or it does not fit the schema.
+    """
+    if not (conf_dir() / "dataset" / f"{name}.yaml").is_file():
+        raise ConfigError(f"there is no data set {name!r}: {conf_dir() / 'dataset'} holds no {name}.yaml")
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = OmegaConf.to_object(compose(f"dataset/{name}").dataset)
+    except (OmegaConfBaseException, HydraException) as error:
+        raise ConfigError(f"conf/dataset/{name}.yaml: {' '.join(str(error).split())}") from error
+    assert isinstance(config, DatasetConfig)
+    return config
+
+
+def to_config(composed: DictConfig) -> TrainConfig:
+    """The composed tree as typed objects, every interpolation resolved once.
+
+    Raises:
+        ConfigError: a key without a value, or an interpolation that leads nowhere.
+    """
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read back what `save_config` wrote.
+
+    Raises:
+        ConfigError: the file is missing, or does not fit this version's schema.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing: resume= takes a run folder, which holds config.yaml")
+    try:
+        raw = OmegaConf.load(path)
+        assert isinstance(raw, DictConfig)
+        schema = OmegaConf.structured(TrainConfig)
+        schema.dataset = OmegaConf.structured(DATASET_SCHEMAS[raw.dataset.kind])
+        schema.objective = OmegaConf.structured(OBJECTIVE_SCHEMAS[raw.objective.family])
+        merged = OmegaConf.merge(schema, raw)
+        assert isinstance(merged, DictConfig)
+        return to_config(merged)
+    except (OmegaConfBaseException, KeyError, AssertionError) as error:
+        raise ConfigError(f"{path} does not fit this version of grpo_lab: {str(error).splitlines()[0]}") from error
+
+
+def config_hash(section: Any) -> str:
+    """A short stable name for the values of a config section."""
+    plain = OmegaConf.to_container(OmegaConf.structured(section), resolve=True)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,228 @@
+"""The training loop, as GG's Algorithm 1 writes it, over parts that are built elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_lab import checkpoint, diagnostics, metrics
+from grpo_lab.collect import Collector, retained_metrics
+from grpo_lab.config import TrainConfig
+from grpo_lab.evaluation import evaluate, evaluation_sampling
+from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
+from grpo_lab.metrics import Metric
+from grpo_lab.minibatches import Minibatch, make_minibatch
+from grpo_lab.objectives import Objective
+from grpo_lab.rollout import RolloutEngine
+from grpo_lab.runstate import RunState
+from grpo_lab.schedule import Schedule
+from grpo_lab.sync import hand_over, prove_by_scoring
+from grpo_lab.tracking import Tracker
+from grpo_lab.types import Prompt
+from grpo_lab.weights import clone
+
+# Groups of a fresh collection that the learner scores to prove a sync, and that a sample of rollouts shows.
+PROOF_GROUPS = 4
+SAMPLE_GROUPS = 4
+FAILED_BATCH = "failed_minibatch.pt"
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """One run. `state` is where it stands; everything else is fixed while it runs."""
+
+    config: TrainConfig
+    run_dir: Path
+    schedule: Schedule
+    objective: Objective
+    learner: Learner
+    engine: RolloutEngine
+    collector: Collector
+    tracker: Tracker
+    test_prompts: Sequence[Prompt]
+    decode: Any
+    state: RunState
+
+    def run(self) -> None:
+        """Train until the budget is used up."""
+        schedule, state, tracker, learner = self.schedule, self.state, self.tracker, self.learner
+        if state.update == 0 and schedule.evaluate(0):
+            self._evaluate()
+        while not schedule.finished(state.update):
+            row: dict[str, float] = {}
+            if schedule.sync(state.update):
+                with tracker.phase("sync"):
+                    self._sync()
+            if schedule.collect(state.update):
+                with tracker.phase("collect"):
+                    gathered = self._collect()
+                if gathered is None:
+                    break
+                row |= gathered
+            with tracker.phase("learn"):
+                minibatch = self._minibatch(schedule.minibatch(state.update))
+                old = self._old_logprobs(minibatch)
+                reference = learner.reference_logprobs(minibatch) if self.objective.needs_reference else None
+                result = self._step(minibatch, reference, old)
+            row |= self._diagnose(minibatch, result)
+            state.update += 1
+            if schedule.refresh(state.update, epoch_completed=state.epoch_completed):
+                with tracker.phase("learn"):
+                    learner.refresh_reference()
+            self._log(row, minibatch, result)
+            if schedule.evaluate(state.update):
+                self._evaluate()
+            if schedule.save(state.update):
+                self._save()
+        if schedule.updates is None:
+            self._finish_epochs()
+
+    # --- the steps of the algorithm ---
+
+    def _sync(self) -> None:
+        update = self.state.update
+        hand_over(self.engine, self.learner.weights(), version=update)
+        if self.schedule.minibatches_per_collection < self.schedule.v:
+            self.state.behaviour_weights = clone(self.learner.weights())
+
+    def _collect(self) -> dict[str, float] | None:
+        wanted = self.schedule.minibatches_per_collection * self.config.groups_per_minibatch
+        collection = self.collector.collect(wanted)
+        if collection is None:
+            return None
+        self.state.groups, self.state.epoch_completed = collection.groups, collection.epoch_completed
+        if self.schedule.sync(self.state.update):
+            proof = make_minibatch(0, collection.groups[:PROOF_GROUPS], mask_zero_variance=False, mask_divisor="all")
+            self.state.drift = prove_by_scoring(self.learner, self.engine, proof)
+        return metrics.scalars(collection.metrics) | {"sync/drift": self.state.drift}
+
+    def _minibatch(self, index: int) -> Minibatch:
+        size = self.config.groups_per_minibatch
+        start = index % self.schedule.minibatches_per_collection * size
+        objective = self.config.objective
+        return make_minibatch(
+            index,
+            self.state.groups[start : start + size],
+            mask_zero_variance=objective.zero_variance == "mask",
+            mask_divisor=objective.mask_divisor,
+        )
+
+    def _old_logprobs(self, minibatch: Minibatch) -> Scores | None:
+        """The scores the loss divides by; None where they are those of the coming forward pass itself."""
+        state, schedule, objective = self.state, self.schedule, self.objective
+        if objective.old_policy == "minibatch":
+            return state.first_scores if schedule.pass_index(state.update) else None
+        if objective.block is None:
+            return None
+        if schedule.block_start(state.update, objective.block):
+            last = schedule.minibatch(schedule.block_end(state.update, objective.block) - 1)
+            indices = range(minibatch.index, last + 1)
+            state.old_scores = {index: self.learner.logprobs(self._minibatch(index)) for index in indices}
+        return state.old_scores[minibatch.index]
+
+    def _step(self, minibatch: Minibatch, reference: Scores | None, old: Scores | None) -> StepResult:
+        try:
+            result = self.learner.step(
+                minibatch, self.objective, update=self.state.update, reference=reference, old=old
+            )
+        except NonFiniteError:
+            # For replay: what went in, beside the last checkpoint's weights.
+            groups = checkpoint.groups_to_state(minibatch.groups)
+            torch.save({"update": self.state.update, "groups": groups}, self.run_dir / FAILED_BATCH)
+            self.tracker.message(f"the minibatch is saved in {self.run_dir / FAILED_BATCH}")
+            raise
+        if self.schedule.pass_index(self.state.update) == 0:
+            self.state.first_scores = result.logprobs
+        return result
+
+    # --- what is seen of it ---
+
+    def _diagnose(self, minibatch: Minibatch, result: StepResult) -> dict[str, float]:
+        state, schedule, update = self.state, self.schedule, self.state.update
+        ratios = diagnostics.log_ratios(minibatch, result.logprobs)
+        parts: dict[str, Metric] = result.metrics | diagnostics.mismatch(ratios) | retained_metrics(minibatch.groups)
+        row = metrics.scalars(parts)
+        row["mismatch/ess_token"] = diagnostics.token_ess(ratios)
+        row["sample_age"] = row["sample_age_max"] = float(update - minibatch.groups[0].rollouts[0].policy_version)
+        row["sync/version"] = float(schedule.last_sync(update))
+        row["pass"] = float(schedule.pass_index(update))
+        row["total/responses"] = float(self.collector.total_responses)
+        row["total/tokens"] = float(self.collector.total_tokens)
+        if schedule.is_last_pass(update):
+            assert state.first_scores is not None
+            first = diagnostics.log_ratios(minibatch, state.first_scores)
+            row |= diagnostics.bound_values(diagnostics.bound_parts(minibatch, first, ratios))
+            state.block_ess = state.block_ess.merge(diagnostics.sequence_ess(ratios))
+            state.block_minibatches += 1
+            if state.block_minibatches == self.config.tracking.block:
+                row["mismatch/ess_sequence"] = state.block_ess.value()
+                state.block_ess, state.block_minibatches = diagnostics.EssSums(), 0
+        return row
+
+    def _log(self, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
+        update, every = self.state.update, self.config.tracking.rollouts_every
+        self.tracker.log_update(update, row, {})
+        if every is not None and update % every == 0:
+            groups = minibatch.groups[:SAMPLE_GROUPS]
+            self.tracker.log_rollouts(update, groups, result.logprobs[:SAMPLE_GROUPS], self.decode)
+
+    def _evaluate(self) -> None:
+        """Score the learner's weights on held-out problems. It is no sync: the engine gets its own weights back
+        where it still has to sample, and age and version are untouched."""
+        state, settings = self.state, self.config.evaluation
+        with self.tracker.phase("evaluate"):
+            hand_over(self.engine, self.learner.weights(), version=state.update)
+            row = evaluate(
+                self.engine,
+                self.collector.verifier,
+                self.test_prompts,
+                n=settings.n,
+                ks=settings.k,
+                sampling=evaluation_sampling(self.config),
+                seed=self.config.seed,
+            )
+            if self.schedule.samples_again_before_sync(state.update):
+                self.restore_behaviour()
+        self.tracker.log_evaluation(state.update, row)
+
+    def restore_behaviour(self) -> None:
+        """Put the kept behaviour weights back into the engine."""
+        assert self.state.behaviour_weights is not None, "weights that have to sample again are kept at their sync"
+        version = self.schedule.last_sync(self.state.update)
+        hand_over(self.engine, self.state.behaviour_weights.items(), version=version)
+
+    def _save(self) -> None:
+        update = self.state.update
+        with self.tracker.phase("save"):
+            state = {
+                "run": self.state.to_state(collection_open=not self.schedule.collect(update)),
+                "collector": self.collector.state(),
+                "tracker": self.tracker.state(),
+            }
+            checkpoint.save(self.run_dir, update, state, self.learner.save)
+            checkpoint.prune(self.run_dir, self.config.checkpoint.keep)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state; the learner has loaded its own part."""
+        self.state = RunState.from_state(saved["run"])
+        self.collector.load_state(saved["collector"])
+        self.tracker.load_state(saved["tracker"])
+        if self.schedule.samples_again_before_sync(self.state.update):
+            self.restore_behaviour()
+
+    def close(self) -> None:
+        """Stop the engine and the verifier's workers."""
+        self.engine.close()
+        self.collector.verifier.close()
+
+    def _finish_epochs(self) -> None:
+        """With a budget in epochs the end is known only when it is reached: score and save it if that is not done."""
+        update = self.state.update
+        if self.schedule.evaluate_every is not None and not self.schedule.evaluate(update):
+            self._evaluate()
+        if self.schedule.save_every is not None and not self.schedule.save(update):
+            self._save()

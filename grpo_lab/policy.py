@@ -1,0 +1,121 @@
+"""A causal language model as a scorer of packed micro-batches: what the learner and its reference have in common."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grpo_lab.config import ConfigError
+from grpo_lab.logprobs import selected_logprobs
+from grpo_lab.minibatches import PackedBatch
+
+# Attention layers that see all that a mask lets them see. Others (sliding windows, recurrences) get plain rows.
+FULL_ATTENTION = "full_attention"
+# Heads that change the logits after the output matrix, which `selected_logprobs` does not do.
+LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
+    """A Hugging Face causal LM in float32, without dropout.
+
+    Raises:
+        ConfigError: nothing that transformers can read is there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"model.id or model.path={folder} cannot be loaded: {reason} (offline? point model.path= at a local folder)"
+        ) from error
+    # Dropout would make the learner another policy than the sampler; reinforcement learning here has none.
+    return model.eval()
+
+
+def load_tokenizer(folder: str | Path, *, revision: str | None = None) -> Any:
+    """The tokenizer beside a model.
+
+    Raises:
+        ConfigError: none is there.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, revision=revision)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"model.id or model.path={folder} has no tokenizer that loads: {reason}") from error
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """All token ids that end a response: the tokenizer's and every one that the model's generation config names."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = {tokenizer.eos_token_id} | set(named if isinstance(named, list) else [named])
+    ids.discard(None)
+    if not ids:
+        raise ConfigError("the model's tokenizer has no end-of-sequence token: responses could never stop")
+    return frozenset(ids)
+
+
+def takes_group_mask(model: Any) -> bool:
+    """Whether every layer is full attention, so that a row may hold a whole group."""
+    config = model.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if layers is not None:
+        return all(layer == FULL_ATTENTION for layer in layers)
+    return getattr(config, "sliding_window", None) is None and hasattr(config, "num_attention_heads")
+
+
+class Policy:
+    """Scores responses under a model at one temperature."""
+
+    def __init__(self, model: Any, *, temperature: float, logit_chunk: int, autocast: torch.dtype | None) -> None:
+        for name in LOGIT_CHANGES:
+            if getattr(model.config.get_text_config(), name, None):
+                raise ConfigError(
+                    f"this model's {name} changes its logits, which is not supported: choose another model"
+                )
+        self.model = model
+        self.temperature = temperature
+        self.logit_chunk = logit_chunk
+        self.autocast = autocast
+        self.whole_groups = takes_group_mask(model)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        return nullcontext() if self.autocast is None else torch.autocast(device.type, dtype=self.autocast)
+
+    def logprobs(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs [B, T] (nats, with gradient where enabled) and entropies [B, T] (without); 0 behind the mask."""
+        device = next(self.model.parameters()).device
+        with self._precision(device):
+            hidden = self._hidden(batch, device).flatten(0, 1)[batch.predictors.to(device)]
+        if self.autocast is not None:
+            # The last norm gives float32 under autocast; the output matrix is to run in the compute type as well.
+            hidden = hidden.to(self.autocast)
+        head = self.model.get_output_embeddings()
+        selected, entropies = selected_logprobs(
+            hidden,
+            head.weight,
+            head.bias,
+            batch.tokens.to(device),
+            temperature=self.temperature,
+            chunk=self.logit_chunk,
+        )
+        mask = batch.loss_mask.to(device)
+        zeros = torch.zeros(mask.shape, dtype=selected.dtype, device=device)
+        return zeros.masked_scatter(mask, selected), zeros.masked_scatter(mask, entropies)
+
+    def _hidden(self, batch: PackedBatch, device: torch.device) -> Tensor:
+        mask = batch.attention_mask() if self.whole_groups else (batch.segments >= 0).long()
+        return self.model.base_model(
+            input_ids=batch.input_ids.to(device),
+            attention_mask=mask.to(device),
+            position_ids=batch.position_ids.to(device),
+            use_cache=False,
+        ).last_hidden_state

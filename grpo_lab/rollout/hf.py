@@ -1,0 +1,230 @@
+"""The embedded sampler: a transformers model with its own copy of the weights, batched, with a key-value cache.
+
+A prompt is prefilled once for its whole group. Rows that have finished leave the batch. Every response draws from a
+random stream of its own, keyed by its seed and read by position, so what it draws does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_lab.logprobs import log_softmax
+from grpo_lab.policy import end_tokens, load_model, load_tokenizer
+from grpo_lab.rollout import Weights
+from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
+from grpo_lab.weights import fingerprint
+
+# Finished rows are cut out of the cache once they are this share of the batch: each cut copies the cache.
+COMPACT_SHARE = 0.125
+# Uniform numbers are drawn for this many positions at a time.
+UNIFORM_BLOCK = 64
+
+
+@dataclass
+class _Streams:
+    """One uniform stream per response: block b of stream s is Philox(key=s) advanced to b."""
+
+    seeds: np.ndarray
+    blocks: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def at(self, step: int, rows: np.ndarray) -> np.ndarray:
+        block, offset = divmod(step, UNIFORM_BLOCK)
+        if block not in self.blocks:
+            self.blocks = {block: np.stack([self._block(int(seed), block) for seed in self.seeds])}
+        return self.blocks[block][rows, offset]
+
+    @staticmethod
+    def _block(seed: int, block: int) -> np.ndarray:
+        return np.random.Generator(np.random.Philox(key=[seed, block])).random(UNIFORM_BLOCK)
+
+
+@dataclass
+class _Batch:
+    """The rows being sampled side by side: what is fixed, and what has been drawn so far."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    lengths: np.ndarray
+    stopped: np.ndarray
+
+
+class HfEngine:
+    """See the module. `max_rows` bounds the rows sampled side by side."""
+
+    drift_tolerance = 1e-4
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_rows: int) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_rows = max_rows
+        self.policy_version = 0
+        self.end_tokens = end_tokens(model, tokenizer)
+        self.device = next(model.parameters()).device
+
+    @classmethod
+    def from_folder(
+        cls, folder: str | Path, *, max_rows: int, revision: str | None = None, device: str = "cpu"
+    ) -> HfEngine:
+        model = load_model(folder, revision=revision).to(device)
+        return cls(model, load_tokenizer(folder, revision=revision), max_rows=max_rows)
+
+    def load_weights(self, weights: Weights, *, version: int) -> None:
+        held = dict(self.model.named_parameters())
+        given = dict(weights)
+        if held.keys() != given.keys():
+            differing = sorted(held.keys() ^ given.keys())
+            raise ValueError(
+                f"weights for version {version} do not fit the sampler: {differing[0]} is on one side only"
+            )
+        for name, tensor in given.items():
+            if tensor.shape != held[name].shape:
+                raise ValueError(
+                    f"weights for version {version} do not fit the sampler: {name} has shape {tuple(tensor.shape)}, "
+                    f"the sampler's has {tuple(held[name].shape)}"
+                )
+        with torch.no_grad():
+            for name, tensor in given.items():
+                held[name].copy_(tensor)
+        self.policy_version = version
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.model.named_parameters())
+
+    def close(self) -> None:
+        """Nothing to stop: the sampler lives in this process."""
+
+    def generate(
+        self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[list[Rollout]]:
+        assert len(prompts) == len(seeds), "one seed a prompt"
+        per_batch = max(self.max_rows // group_size, 1)
+        groups: list[list[Rollout]] = []
+        for start in range(0, len(prompts), per_batch):
+            part = slice(start, start + per_batch)
+            groups.extend(self._generate_batch(prompts[part], group_size, sampling, seeds[part]))
+        return groups
+
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[list[Rollout]]:
+        batch = self._sample(prompts, group_size, sampling, seeds)
+        texts = self.tokenizer.batch_decode(
+            [row[:length] for row, length in zip(batch.tokens, batch.lengths, strict=True)], skip_special_tokens=True
+        )
+        reasons: list[FinishReason] = ["stop" if stopped else "length" for stopped in batch.stopped]
+        rollouts = [
+            Rollout(
+                token_ids=batch.tokens[row, :length].copy(),
+                behaviour_logprobs=batch.logprobs[row, :length].copy(),
+                finish_reason=reasons[row],
+                policy_version=self.policy_version,
+                text=texts[row],
+            )
+            for row, length in enumerate(batch.lengths)
+        ]
+        return [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
+
+    @torch.inference_mode()
+    def _sample(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]) -> _Batch:
+        count = len(prompts) * group_size
+        batch = _Batch(
+            tokens=np.zeros((count, sampling.max_tokens), dtype=np.int32),
+            logprobs=np.zeros((count, sampling.max_tokens), dtype=np.float32),
+            lengths=np.zeros(count, dtype=np.int64),
+            stopped=np.zeros(count, dtype=bool),
+        )
+        streams = _Streams(np.array([seed + j for seed in seeds for j in range(group_size)], dtype=np.uint64))
+        ends = torch.tensor(sorted(self.end_tokens), device=self.device)
+        logits, cache, mask = self._prefill(prompts, group_size)
+        rows = np.arange(count)
+        live = torch.ones(count, dtype=torch.bool, device=self.device)
+        for step in range(sampling.max_tokens):
+            uniforms = torch.from_numpy(streams.at(step, rows)).to(self.device)
+            drawn, drawn_logprobs = draw(logits, uniforms, sampling)
+            running = live.cpu().numpy()
+            batch.tokens[rows[running], step] = drawn.cpu().numpy()[running]
+            batch.logprobs[rows[running], step] = drawn_logprobs.cpu().numpy()[running]
+            batch.lengths[rows[running]] += 1
+            ended = torch.isin(drawn, ends) & live
+            batch.stopped[rows[ended.cpu().numpy()]] = True
+            live &= ~ended
+            alive = int(live.sum())
+            if alive == 0 or step + 1 == sampling.max_tokens:
+                break
+            if alive <= len(live) * (1 - COMPACT_SHARE):
+                keep = live.nonzero().squeeze(-1)
+                cache.batch_select_indices(keep)
+                rows, live, mask, drawn = rows[keep.cpu().numpy()], live[keep], mask[keep], drawn[keep]
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+            logits = self._decode(drawn, cache, mask)
+        return batch
+
+    def _prefill(self, prompts: Sequence[Prompt], group_size: int) -> tuple[Tensor, Any, Tensor]:
+        """Next-token logits [P * m, V], the cache of as many rows, and the attention mask [P * m, L], left-padded."""
+        from transformers import DynamicCache
+
+        width = max(len(prompt.token_ids) for prompt in prompts)
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
+            mask[row, width - len(prompt.token_ids) :] = 1
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        cache = DynamicCache(config=self.model.config)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = self._forward(ids, cache, mask, positions)
+        cache.batch_repeat_interleave(group_size)
+        return logits.repeat_interleave(group_size, 0), cache, mask.repeat_interleave(group_size, 0)
+
+    def _decode(self, drawn: Tensor, cache: Any, mask: Tensor) -> Tensor:
+        return self._forward(drawn[:, None], cache, mask, mask.sum(-1, keepdim=True) - 1)
+
+    def _forward(self, ids: Tensor, cache: Any, mask: Tensor, positions: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=ids,
+            # Without padding there is nothing to mask, and attention is faster unmasked.
+            attention_mask=None if bool(mask.all()) else mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+
+def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """One token a row by inverting its cumulative distribution at `uniforms` [B], with its log-prob.
+
+    Greedy at temperature 0, where the log-prob is that of temperature 1. The log-prob is of the distribution drawn
+    from: with top_k or top_p, of the renormalised rest.
+    """
+    if sampling.temperature == 0:
+        log_probs = log_softmax(logits, 1.0)
+        tokens = log_probs.argmax(-1)
+    else:
+        log_probs = restrict(log_softmax(logits, sampling.temperature), sampling)
+        # In float64: a float32 running sum over a large vocabulary loses the small probabilities at its end.
+        cumulative = log_probs.double().exp().cumsum(-1)
+        tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
+        tokens = tokens.clamp(max=logits.shape[-1] - 1)
+    return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def restrict(log_probs: Tensor, sampling: Sampling) -> Tensor:
+    """Keep the `top_k` likeliest, then the smallest set that holds `top_p`, and renormalise."""
+    if sampling.top_k:
+        least = log_probs.topk(min(sampling.top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+        log_probs = torch.where(log_probs < least, -torch.inf, log_probs).log_softmax(-1)
+    if sampling.top_p < 1:
+        ordered, order = log_probs.sort(dim=-1, descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()
+        dropped = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
+        log_probs = torch.where(dropped, -torch.inf, log_probs).log_softmax(-1)
+    return log_probs

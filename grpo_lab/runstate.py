@@ -1,0 +1,70 @@
+"""Everything of a run that lies between two updates, besides the learner, the prompt stream and the tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from grpo_lab.checkpoint import groups_from_state, groups_to_state, scores_from_state, scores_to_state
+from grpo_lab.diagnostics import EssSums
+from grpo_lab.learner import Scores
+from grpo_lab.types import Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class RunState:
+    """Counters, and what is half consumed.
+
+    update              optimizer updates done
+    groups              the current collection, in order
+    epoch_completed     whether the prompt cursor completed a pass while it was gathered
+    behaviour_weights   the engine's weights, kept while they still have to sample (and an evaluation may displace them)
+    first_scores        the learner's scores at the current minibatch's first pass (pi_k)
+    old_scores          scores at the start of the open TIS block, by minibatch index
+    block_ess           weights of the open logged block, and how many minibatches it holds
+    drift               the last proof by scoring, nats a token
+    """
+
+    update: int = 0
+    groups: tuple[Group, ...] = ()
+    epoch_completed: bool = False
+    behaviour_weights: dict[str, Tensor] | None = None
+    first_scores: Scores | None = None
+    old_scores: dict[int, Scores] = field(default_factory=dict)
+    block_ess: EssSums = field(default_factory=EssSums)
+    block_minibatches: int = 0
+    drift: float = 0.0
+
+    def to_state(self, *, collection_open: bool) -> dict[str, Any]:
+        """As plain containers and tensors. An open collection is kept whole, so that positions in it stay what they
+        are; one that is used up is left out."""
+        return {
+            "update": self.update,
+            "groups": groups_to_state(self.groups) if collection_open else [],
+            "epoch_completed": self.epoch_completed,
+            "behaviour_weights": self.behaviour_weights,
+            "first_scores": None if self.first_scores is None else scores_to_state({0: self.first_scores}),
+            "old_scores": scores_to_state(self.old_scores),
+            "block_ess": [self.block_ess.log_sum, self.block_ess.log_sum_squares, self.block_ess.count],
+            "block_minibatches": self.block_minibatches,
+            "drift": self.drift,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RunState:
+        first = state["first_scores"]
+        return cls(
+            update=state["update"],
+            groups=groups_from_state(state["groups"]),
+            epoch_completed=state["epoch_completed"],
+            behaviour_weights=state["behaviour_weights"],
+            first_scores=None if first is None else scores_from_state(first)[0],
+            old_scores=scores_from_state(state["old_scores"]),
+            block_ess=EssSums(*state["block_ess"]),
+            block_minibatches=state["block_minibatches"],
+            drift=state["drift"],
+        )
