@@ -37,6 +37,12 @@ def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker) -> Loop:
     objective = build_objective(config.objective, max_response_tokens=config.rollout.max_response_tokens)
     folder = prepare_model(config, tracker.message)
     train_prompts, test_prompts = _load_prompts(config, folder, tracker)
+    batch = config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch
+    if schedule.epochs is not None and len(train_prompts) < batch:
+        raise ConfigError(
+            f"{len(train_prompts)} training prompts do not fill one batch of {batch}, and schedule.epochs drops incomplete "
+            "ones: lower collection.prompts_per_batch, or set schedule.updates instead"
+        )
     learner = build_learner(config, folder, needs_reference=objective.needs_reference, updates=schedule.updates)
     engine = build_rollout_engine(config, folder)
     collector = Collector(
@@ -50,7 +56,7 @@ def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker) -> Loop:
             top_p=config.rollout.top_p,
             top_k=config.rollout.top_k,
         ),
-        batch=config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch,
+        batch=batch,
         max_batches=config.collection.max_batches,
         filter_mixed=config.objective.zero_variance == "filter",
         epochs=schedule.epochs,

@@ -95,12 +95,15 @@ class Collector:
 
     def _next_prompts(self) -> list[Prompt] | None:
         """The next batch. A pass's incomplete last batch is dropped with a budget in epochs, else filled from the next."""
-        if self.epochs is not None:
-            if self.stream.remaining_in_epoch < self.batch:
-                self.stream.take(self.stream.remaining_in_epoch)
-            if self.stream.epoch >= self.epochs:
-                return None
-        return self.stream.take(self.batch)
+        if self.epochs is None:
+            return self.stream.take(self.batch)
+        if self.stream.epoch >= self.epochs:
+            return None
+        prompts = self.stream.take(self.batch)
+        if self.stream.remaining_in_epoch < self.batch:
+            # Dropped here and not when the next batch is due: the pass ends with its last full batch.
+            self.stream.take(self.stream.remaining_in_epoch)
+        return prompts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Group]:
         first = self.drawn_groups

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 
 class ConfigError(ValueError):
@@ -410,15 +411,15 @@ def load_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path} is missing: resume= takes a run folder, which holds config.yaml")
     try:
         raw = OmegaConf.load(path)
-        assert isinstance(raw, DictConfig)
+        assert isinstance(raw, DictConfig), "it holds a list"
         schema = OmegaConf.structured(TrainConfig)
         schema.dataset = OmegaConf.structured(DATASET_SCHEMAS[raw.dataset.kind])
         schema.objective = OmegaConf.structured(OBJECTIVE_SCHEMAS[raw.objective.family])
         merged = OmegaConf.merge(schema, raw)
         assert isinstance(merged, DictConfig)
         return to_config(merged)
-    except (OmegaConfBaseException, KeyError, AssertionError) as error:
-        raise ConfigError(f"{path} does not fit this version of grpo_lab: {str(error).splitlines()[0]}") from error
+    except (OmegaConfBaseException, YAMLError, KeyError, AssertionError) as error:
+        raise ConfigError(f"{path} does not fit this version of grpo_lab: {' '.join(str(error).split())}") from error
 
 
 def config_hash(section: Any) -> str:

@@ -6,6 +6,7 @@ a sum with a count, a maximum, or a histogram over fixed edges, so that parts me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,13 +31,18 @@ def log_ratios(minibatch: Minibatch, logprobs: Scores) -> list[np.ndarray]:
     ]
 
 
+# A ratio or a sum beyond the floats is infinity, which is what is logged: no warning.
+_overflow_is_infinity = np.errstate(over="ignore")
+
+
+@_overflow_is_infinity
 def k3(ratios: np.ndarray) -> np.ndarray:
     """exp(lambda) - lambda - 1 per token: non-negative, and at the behaviour policy's tokens an unbiased estimate of
     KL(behaviour || learner)."""
-    with np.errstate(over="ignore"):
-        return np.expm1(ratios) - ratios
+    return np.expm1(ratios) - ratios
 
 
+@_overflow_is_infinity
 def mismatch(ratios: list[np.ndarray]) -> dict[str, Metric]:
     """Token-level mismatch of one update."""
     tokens = np.concatenate(ratios)
@@ -73,7 +79,9 @@ class EssSums:
     def value(self) -> float:
         """(sum w)^2 / (B sum w^2), in [1/B, 1]."""
         assert self.count, "an ESS needs at least one weight"
-        return float(np.exp(2 * self.log_sum - self.log_sum_squares) / self.count)
+        share = float(np.exp(2 * self.log_sum - self.log_sum_squares) / self.count)
+        # The difference of two large logarithms rounds, and may step over a bound.
+        return min(max(share, 1 / self.count), 1.0)
 
 
 def sequence_ess(ratios: list[np.ndarray]) -> EssSums:
@@ -86,6 +94,7 @@ def token_ess(ratios: list[np.ndarray]) -> float:
     return EssSums.of(np.concatenate(ratios)).value()
 
 
+@_overflow_is_infinity
 def bound_parts(minibatch: Minibatch, first: list[np.ndarray], last: list[np.ndarray]) -> dict[str, Metric]:
     """The terms of RG's Theorem 1, with alpha the behaviour policy, pi_k the learner at the minibatch's first pass and
     pi at its last, as means over prompts of sample estimates with sequence weights.
@@ -98,11 +107,7 @@ def bound_parts(minibatch: Minibatch, first: list[np.ndarray], last: list[np.nda
     advantages = (rewards - rewards.mean(-1, keepdims=True)) / s[:, None]
     log_pi_k = np.array([ratio.sum() for ratio in first]).reshape(-1, m)
     log_pi = np.array([ratio.sum() for ratio in last]).reshape(-1, m)
-    with np.errstate(over="ignore"):
-        w_pi_k, w_pi = np.exp(log_pi_k), np.exp(log_pi)
-        tv_pi_k, tv_pi = 0.5 * np.abs(w_pi_k - 1).mean(-1), 0.5 * np.abs(w_pi - 1).mean(-1)
-        pinsker = np.sqrt(0.5 * (w_pi - 1 - log_pi).mean(-1))
-        surrogate = (w_pi * advantages).mean(-1)
+    tv_pi_k, tv_pi = (0.5 * np.abs(np.exp(log) - 1).mean(-1) for log in (log_pi_k, log_pi))
     inverse = (1 - s) / s
     values = {
         "bound/s": s,
@@ -111,18 +116,32 @@ def bound_parts(minibatch: Minibatch, first: list[np.ndarray], last: list[np.nda
         "bound/tv_pi": tv_pi,
         "bound/tv_pi_square": tv_pi**2,
         "bound/tv_pi_k": tv_pi_k,
-        "bound/pinsker": pinsker,
-        "bound/surrogate": surrogate,
+        # k3: w - 1 - log w of a small log ratio, whose own rounding may be negative.
+        "bound/pinsker": np.sqrt(0.5 * k3(log_pi).mean(-1)),
+        "bound/surrogate": _weighted_mean(log_pi, advantages),
     }
     parts: dict[str, Metric] = {name: Mean(float(each.sum()), len(each)) for name, each in values.items()}
     return parts | {"bound/reward_max": Max(float(np.abs(rewards).max()))}
 
 
+def _weighted_mean(log_weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """mean(w v) over the last axis, in the log domain: weights that overflow give infinity, not the NaN of a difference
+    of two."""
+    top = log_weights.max(-1)
+    scaled = (np.exp(log_weights - top[..., None]) * values).mean(-1)
+    with np.errstate(over="ignore", divide="ignore"):
+        return np.sign(scaled) * np.exp(top + np.log(np.abs(scaled)))
+
+
 def bound_values(merged: Mapping[str, Metric]) -> dict[str, float]:
     """The bound's terms and its value, from merged parts:
-    mean L - 2 |r| sqrt(mean ((1-s)/s)^2) sqrt(mean TV(pi, alpha)^2) - 2 |r| mean TV(pi_k, alpha)."""
+    mean L - 2 |r| sqrt(mean ((1-s)/s)^2) sqrt(mean TV(pi, alpha)^2) - 2 |r| mean TV(pi_k, alpha).
+
+    Terms that overflow leave no bound: -inf.
+    """
     value = {name: metric.value() or 0.0 for name, metric in merged.items() if name.startswith("bound/")}
     r = value.pop("bound/reward_max")
-    squares = np.sqrt(value.pop("bound/inverse_square") * value.pop("bound/tv_pi_square"))
-    value["bound/lower"] = float(value["bound/surrogate"] - 2 * r * squares - 2 * r * value["bound/tv_pi_k"])
+    squares = math.sqrt(value.pop("bound/inverse_square")) * math.sqrt(value.pop("bound/tv_pi_square"))
+    lower = value["bound/surrogate"] - 2 * r * squares - 2 * r * value["bound/tv_pi_k"]
+    value["bound/lower"] = -math.inf if math.isnan(lower) else lower
     return value

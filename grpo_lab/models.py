@@ -135,7 +135,9 @@ def warm_start(recipe: RecipeConfig, task: ArithmeticConfig, say: Callable[[str]
     model = make_model(recipe, tokenizer)
     policy = Policy(model, temperature=1.0, logit_chunk=65536, autocast=None)
     prompts = render(load_problems(task).train, task, tokenizer, max_prompt_tokens=256).prompts
-    checks, lessons = prompts[:CHECK_PROBLEMS], prompts[CHECK_PROBLEMS:]
+    checks = prompts[:CHECK_PROBLEMS]
+    # A task of few problems has none to spare: it is then checked on what it was taught, which only decides the stop.
+    lessons = prompts[CHECK_PROBLEMS:] if len(prompts) > 2 * CHECK_PROBLEMS else prompts
     answers = [
         np.array([*tokenizer(p.problem.solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
         for p in lessons

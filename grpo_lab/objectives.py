@@ -135,9 +135,9 @@ def _ratio_parts(
     one = torch.ones_like(behaviour)
     if tis_cap is not None:
         assert inputs.old_logprobs is not None, "TIS needs the scores of the policy at the start of the block"
-        # Capped before the exponential, so that a huge ratio is the cap and not infinity.
-        log_weight = masked(inputs.old_logprobs - behaviour, mask).clamp(max=math.log(tis_cap))
-        return inputs.old_logprobs, one, log_weight.exp().clamp(max=tis_cap)
+        # Capped after the exponential: exp(log(cap)) may fall short of the cap, which would then count as not reached.
+        weight = masked(inputs.old_logprobs - behaviour, mask).exp().clamp(max=tis_cap)
+        return inputs.old_logprobs, one, weight
     if clip_center == "pi_k":
         assert inputs.old_logprobs is not None, "clip_center=pi_k needs the scores at the minibatch's first pass"
         return behaviour, masked(inputs.old_logprobs - behaviour, mask).exp(), None
@@ -155,7 +155,8 @@ def _clipped_surrogate(
         "high": (a > 0) & (rho > high),
         "dual": (a < 0) & (rho > dual_clip) if dual_clip is not None else torch.zeros_like(a, dtype=torch.bool),
     }
-    flat = hits["low"] | hits["high"] | hits["dual"]
+    # A token of advantage 0 is flat as well, however large its ratio; a ratio that is NaN is not covered up.
+    flat = hits["low"] | hits["high"] | hits["dual"] | ((a == 0) & ~rho.isnan())
     bound = torch.where(hits["low"], low, torch.where(hits["high"], high, dual_clip or 1.0))
     # The exponential is taken only where it has a gradient: elsewhere it may overflow, and 0 * inf is NaN backward.
     live = torch.where(flat, torch.zeros_like(log_rho), log_rho).exp()
@@ -274,8 +275,9 @@ def ggpo_group_metrics(rewards: Tensor, log_ratio: Tensor, *, beta: float) -> di
     m = rewards.shape[-1]
     q = torch.softmax(adjusted_rewards(rewards, log_ratio, beta), -1)
     gaps = beta * gibbs_gap(rewards, log_ratio, beta)
-    # Success is the group's best reward, which for binary rewards is 1.
-    success = rewards == rewards.max(-1, keepdim=True).values
+    # Success is the group's best reward, which for binary rewards is 1; a group of zeros has none.
+    best = rewards.max(-1, keepdim=True).values
+    success = (rewards == best) & (best > 0)
     k = success.sum(-1)
     inside = torch.where(success, q, torch.zeros_like(q))
     inside = inside / inside.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)

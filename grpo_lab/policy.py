@@ -25,7 +25,7 @@ def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
     Raises:
         ConfigError: nothing that transformers can read is there.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=torch.float32)
@@ -34,6 +34,12 @@ def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
         raise ConfigError(
             f"model.id or model.path={folder} cannot be loaded: {reason} (offline? point model.path= at a local folder)"
         ) from error
+    # The run's own settings say how to sample. Of the folder's, only the token ids stay: some sampling values that
+    # transformers reads (a temperature without do_sample) it refuses to write, which would stop the first checkpoint.
+    named = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=named.bos_token_id, eos_token_id=named.eos_token_id, pad_token_id=named.pad_token_id
+    )
     # Dropout would make the learner another policy than the sampler; reinforcement learning here has none.
     return model.eval()
 
@@ -64,8 +70,11 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def takes_group_mask(model: Any) -> bool:
-    """Whether every layer is full attention, so that a row may hold a whole group."""
+    """Whether every layer is full attention and reads a boolean mask, so that a row may hold a whole group."""
     config = model.config.get_text_config()
+    # Eager attention would add a boolean mask to its scores: every position seen, and no error.
+    if config._attn_implementation != "sdpa":
+        return False
     layers = getattr(config, "layer_types", None)
     if layers is not None:
         return all(layer == FULL_ATTENTION for layer in layers)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from fractions import Fraction
-from typing import NamedTuple
 
 from grpo_lab.rewards.dress import undress
-from grpo_lab.rewards.scalars import Unreadable, is_defined, same_equation, same_relation, same_value
+from grpo_lab.rewards.expressions import same_equation, same_relation
+from grpo_lab.rewards.finding import Finding
+from grpo_lab.rewards.parsing import Unreadable, has_letters
+from grpo_lab.rewards.scalars import is_defined, same_value
 from grpo_lab.rewards.shape import (
     Answer,
     Braces,
@@ -26,19 +27,12 @@ from grpo_lab.rewards.shape import (
     readings,
     values,
 )
-from grpo_lab.types import Verdict
 
 MAX_ANSWER_CHARACTERS = 2_000
 MAX_NESTING = 50
 
+_SYMBOLS_ONLY = re.compile(r"(?:[A-Za-z()+*/\s-]|\\cdot|\\times)+")
 _INNER_BLANKS = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
-
-
-class Finding(NamedTuple):
-    """A verdict; with "error", why."""
-
-    verdict: Verdict
-    reason: str | None = None
 
 
 def compare(gold: str, answer: str, tolerance: float | None = None) -> Finding:
@@ -50,8 +44,6 @@ def compare(gold: str, answer: str, tolerance: float | None = None) -> Finding:
         return _compare(gold, answer, tolerance)
     except MemoryError:
         return Finding("timeout")
-    except RecursionError:
-        return Finding("unparsed")
     except Exception as error:
         return Finding("error", f"{type(error).__name__} while comparing: {_first_line(error)}")
 
@@ -64,22 +56,25 @@ def _compare(gold: str, answer: str, tolerance: float | None) -> Finding:
     if len(answer) > MAX_ANSWER_CHARACTERS or _nesting(answer) > MAX_NESTING:
         return Finding("unparsed")
     answer_text = undress(answer)
-    if not answer_text:
+    answers = readings(answer_text)
+    if not answer_text or not answers:
         return Finding("unparsed")
     if _INNER_BLANKS.sub("", gold_text) == _INNER_BLANKS.sub("", answer_text):
         return Finding("correct")
-    bound = Fraction(repr(tolerance)) if tolerance is not None else None
     unreadable = False
-    for one_gold, one_answer in itertools.product(golds, readings(answer_text)):
+    # Sympy's ways to refuse a value (too many digits, no order, no number): they are about the answer, as the gold one
+    # has been through it.
+    refusals = (Unreadable, ValueError, ArithmeticError, TypeError, NotImplementedError, RecursionError)
+    for one_gold, one_answer in itertools.product(golds, answers):
         try:
-            if same(one_gold, one_answer, bound):
+            if same(one_gold, one_answer, tolerance):
                 return Finding("correct")
-        except Unreadable:
+        except refusals:
             unreadable = True
     return Finding("unparsed" if unreadable else "wrong")
 
 
-def same(gold: Answer, answer: Answer, tolerance: Fraction | None) -> bool:
+def same(gold: Answer, answer: Answer, tolerance: float | None) -> bool:
     """Whether two shapes hold the same answer. Not symmetric: the gold one says what form was asked for.
 
     Raises:
@@ -101,14 +96,15 @@ def same(gold: Answer, answer: Answer, tolerance: Fraction | None) -> bool:
         case _, Named():
             return same(gold, answer.value, tolerance)
         case _, Equation():
-            # 3 * 4 = 12 for 12: true as it stands, every side is the answer.
-            return all(same(gold, read(side), tolerance) for side in answer.sides)
+            # 3 * 4 = 12 for 12: true as it stands, every side is the answer. m + n = 12 only says what is meant.
+            sides = answer.sides[1:] if _SYMBOLS_ONLY.fullmatch(answer.sides[0]) else answer.sides
+            return all(same(gold, read(side), tolerance) for side in sides)
         case _ if isinstance(gold, Relation) or isinstance(answer, Relation):
             return same_relation(_source(gold), _source(answer))
     return _same_members(gold, answer, tolerance)
 
 
-def _same_members(gold: Answer, answer: Answer, tolerance: Fraction | None) -> bool:
+def _same_members(gold: Answer, answer: Answer, tolerance: float | None) -> bool:
     match gold, answer:
         case Value(), Value():
             return same_value(gold.text, answer.text, tolerance)
@@ -116,21 +112,19 @@ def _same_members(gold: Answer, answer: Answer, tolerance: Fraction | None) -> b
             if _names(gold) and not _names(answer):
                 return _in_order(gold.parts, answer.parts, tolerance)
             return len(gold.parts) == len(answer.parts) and _all_found(gold.parts, answer.parts, tolerance)
-        case (Braces(), Braces() | Listing()) | (Listing(), Braces()):
-            if isinstance(gold, Listing) and len(gold.parts) > len(answer.parts):
-                return False
-            return all(
-                any(same(one, other, tolerance) for other in answer.parts) for one in gold.parts
-            ) and all(any(same(one, other, tolerance) for one in gold.parts) for other in answer.parts)
+        case Braces(ours), Braces(theirs) | Listing(theirs):
+            return _same_set(ours, theirs, tolerance)
+        case Listing(ours), Braces(theirs):
+            return len(ours) == len(theirs) and _same_set(ours, theirs, tolerance)
         case Braces((only,)), _:
             return same(only, answer, tolerance)
         case _, Braces((only,)):
             return same(gold, only, tolerance)
         case Ordered(), Ordered():
             return _same_brackets(gold, answer) and _in_order(gold.parts, answer.parts, tolerance)
-        case (Ordered("()"), Listing()) | (Listing(), Ordered("()")):
+        case (Ordered("()", ours), Listing(theirs)) | (Listing(ours), Ordered("()", theirs)):
             # Parentheses left out or put in: the order still says what was meant.
-            return _in_order(gold.parts, answer.parts, tolerance)
+            return _in_order(ours, theirs, tolerance)
         case Ordered("base", (digits, _)), Value():
             # The question names the base, as it names a unit.
             return same(digits, answer, tolerance)
@@ -144,13 +138,19 @@ def _same_brackets(gold: Ordered, answer: Ordered) -> bool:
     return all(re.fullmatch(r"\(\)|matrix (?:1x\d+|\d+x1)", one.brackets) for one in (gold, answer))
 
 
-def _in_order(golds: tuple[Answer, ...], answers: tuple[Answer, ...], tolerance: Fraction | None) -> bool:
+def _in_order(golds: tuple[Answer, ...], answers: tuple[Answer, ...], tolerance: float | None) -> bool:
     return len(golds) == len(answers) and all(
         same(one, other, tolerance) for one, other in zip(golds, answers, strict=True)
     )
 
 
-def _all_found(golds: tuple[Answer, ...], answers: tuple[Answer, ...], tolerance: Fraction | None) -> bool:
+def _same_set(golds: tuple[Answer, ...], answers: tuple[Answer, ...], tolerance: float | None) -> bool:
+    """Each member of either is a member of the other."""
+    pairs = [[same(gold, answer, tolerance) for answer in answers] for gold in golds]
+    return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True))) and bool(golds) == bool(answers)
+
+
+def _all_found(golds: tuple[Answer, ...], answers: tuple[Answer, ...], tolerance: float | None) -> bool:
     """Each gold member is met by a member of its own."""
     left = list(answers)
     for gold in golds:
@@ -175,7 +175,7 @@ def _is_equation_pair(gold: Answer, answer: Answer) -> bool:
 
 def _is_worked_out(equation: Equation) -> bool:
     """Whether the sides hold numbers only: a calculation, not an equation to satisfy."""
-    return not any(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", side)) for side in equation.sides)
+    return not any(map(has_letters, equation.sides))
 
 
 def _sides(answer: Answer) -> tuple[str, ...]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 _UNICODE = {
     **{0xFF01 + offset: chr(0x21 + offset) for offset in range(0x5E)},
-    **dict.fromkeys(map(ord, "−–—﹣‐‑"), "-"),
+    **dict.fromkeys(map(ord, "\u2212\u2013\u2014\ufe63\u2010\u2011"), "-"),
     **dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000"), " "),
     **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff"), ""),
     **{
         ord(char): replacement
         for char, replacement in {
-            "×": r"\times ",
+            "\u00d7": r"\times ",
             "·": r"\cdot ",
             "⋅": r"\cdot ",
             "÷": r"\div ",
@@ -33,7 +34,7 @@ _UNICODE = {
             "≠": r"\neq ",
             "≈": r"\approx ",
             "∈": r"\in ",
-            "∪": r"\cup ",
+            "\u222a": r"\cup ",
             "∩": r"\cap ",
             "∅": r"\emptyset ",
             "°": r"^\circ",
@@ -41,12 +42,18 @@ _UNICODE = {
         }.items()
     },
     **{ord(char): f"^{{{digit}}}" for digit, char in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-    **{ord(char): rf"\frac{{{n}}}{{{d}}}" for char, n, d in [("½", 1, 2), ("¼", 1, 4), ("¾", 3, 4), ("⅓", 1, 3), ("⅔", 2, 3)]},
+    **{
+        ord(char): rf"\frac{{{n}}}{{{d}}}"
+        for char, n, d in [("½", 1, 2), ("¼", 1, 4), ("¾", 3, 4), ("⅓", 1, 3), ("⅔", 2, 3)]
+    },
 }
 
 _WORDS = r"text(?:rm|normal|it|bf|tt|sf)?|math(?:rm|sf|tt)|mbox|hbox|operatorname\*?|emph"
 _FONTS = r"mathbf|mathit|boldsymbol|bm|pmb|boxed|fbox|framebox|mathop|mathord"
-_SWITCHES = r"displaystyle|textstyle|scriptstyle|limits|nolimits|bf|rm|it|sf|tt|left|right|[bB]igg?[lrm]?|mleft|mright|strut"
+_SWITCHES = (
+    r"displaystyle|textstyle|scriptstyle|limits|nolimits|bf|rm|it|sf|tt|left|right|[bB]igg?[lrm]?|mleft|mright|strut"
+)
+
 
 def _repeating(whole: str, fixed: str, period: str) -> str:
     """0.1 with 6 repeating is 15/90."""
@@ -55,14 +62,19 @@ def _repeating(whole: str, fixed: str, period: str) -> str:
 
 
 # Applied in order, each over the whole text.
-_RULES = [
+_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\left\s*\.|\\right\s*\."), ""),
     (re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*"), ""),
     (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}"), ""),
     # Digit grouping that is written as such, before the spaces it is made of go.
     (re.compile(r"(?<=\d)\s*(?:,\s*\\!|\\,|\\!|\{,\}(?=\d{3}(?!\d)))\s*(?=\d)"), ""),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z]))|~"), " "),
+    (
+        re.compile(
+            r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z]))|~"
+        ),
+        " ",
+    ),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:leqslant|le|leqq)(?![A-Za-z])|<="), r"\\leq "),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
-_BARE_BOX = re.compile(r"[^\s${}]\S*?(?=[.,;]?(?:\s|\$|\\\)|\\\]|$))")
+_BARE_BOX = re.compile(r"[^\s${}]\S*?(?=[.,;]?(?:\s|\$|\\\)|\\\]|\\(?:boxed|fbox|framebox)|$))")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASH_MARK = re.compile(r"(?<!#)####(?!#)[^\S\n]*\n?([^\n]*)")
 
@@ -22,11 +22,9 @@ def final_answer(completion: str) -> str | None:
     """
     text = _after_thought(completion)
     box = _last_box(text)
-    mark = None
-    for mark in _HASH_MARK.finditer(text):
-        pass
-    if mark is not None and (box is None or mark.start() >= box[0]):
-        return mark.group(1).strip() or None
+    marks = list(_HASH_MARK.finditer(text))
+    if marks and (box is None or marks[-1].start() >= box[0]):
+        return marks[-1].group(1).strip() or None
     return box[1].strip() or None if box is not None else None
 
 

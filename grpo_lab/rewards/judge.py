@@ -53,4 +53,7 @@ def quick_verdict(gold: str, answer: str, tolerance: float | None) -> Verdict | 
         return None
     if tolerance is not None and tolerates(gold_number.value, answer_number.value, tolerance):
         return "correct"
-    return "correct" if same_written(gold_number, answer_number) else "wrong"
+    if same_written(gold_number, answer_number):
+        return "correct"
+    # 100,200 against 200,100 may be two lists.
+    return None if "," in gold and "," in answer else "wrong"

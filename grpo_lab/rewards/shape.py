@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_PARTS = 64
+MAX_MEMBERS = 128
 MAX_SIGNS = 3
 
 _TOKEN = re.compile(r"\\begin(?=\{)|\\end(?=\{)|\\[A-Za-z]+|\\.|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|.", re.DOTALL)
@@ -19,7 +19,21 @@ _OPENING = frozenset(["(", "[", "{", r"\{", r"\begin"])
 _CLOSING = frozenset([")", "]", "}", r"\}", r"\end"])
 _LIST_MARKS = frozenset([",", ";", "and", "or"])
 _RELATIONS = frozenset(
-    ["<", ">", r"\leq", r"\geq", r"\neq", r"\in", r"\notin", r"\cup", r"\cap", r"\setminus", r"\subset", r"\subseteq", r"\equiv"]
+    [
+        "<",
+        ">",
+        r"\leq",
+        r"\geq",
+        r"\neq",
+        r"\in",
+        r"\notin",
+        r"\cup",
+        r"\cap",
+        r"\setminus",
+        r"\subset",
+        r"\subseteq",
+        r"\equiv",
+    ]
 )
 _APPROXIMATELY = frozenset([r"\approx", r"\simeq", r"\sim"])
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
@@ -92,7 +106,12 @@ Answer = Value | Listing | Braces | Ordered | Named | Equation | Relation
 
 
 def readings(text: str) -> list[Answer]:
-    """The ways to read an answer, likeliest first: `1,234` is a number and may be a list of two."""
+    """The ways to read an answer, likeliest first: `1,234` is a number and may be a list of two.
+
+    None for more members than any answer has.
+    """
+    if text.count(",") + text.count(";") >= MAX_MEMBERS:
+        return []
     joined = _join_groups(text)
     return [read(joined)] if joined == text else [read(joined), read(text)]
 
@@ -100,6 +119,9 @@ def readings(text: str) -> list[Answer]:
 def read(text: str) -> Answer:
     """The shape of a plain-spelled answer (see `dress.undress`)."""
     text = text.strip()
+    alternatives = split(text, frozenset(["or"]))
+    if len(alternatives) > 1 and all(_is_relation(one) for one in alternatives):
+        return Relation(" or ".join(one.strip(" ,") for one in alternatives))
     parts = split(text, _LIST_MARKS)
     if len(parts) > 1:
         members = [part for part in parts if part.strip()]
@@ -145,8 +167,6 @@ def top_level(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _read_list(members: list[str]) -> Answer:
-    if len(members) > MAX_PARTS:
-        return Value(", ".join(members))
     first = read(members[0])
     if isinstance(first, Named) and not any("=" in member for member in members[1:]):
         return Named(first.name, _flat(Listing, [first.value, *map(read, members[1:])]))
@@ -175,7 +195,7 @@ def _read_one(text: str) -> Answer:
     if tokens.count(r"\in") == 1 and is_name(text.partition(r"\in")[0]):
         name, _, members_text = text.partition(r"\in")
         return Named(_squeeze(name), read(members_text))
-    if not _RELATIONS.isdisjoint(tokens):
+    if _is_relation(text):
         return Relation(text)
     return _read_brackets(text)
 
@@ -193,9 +213,9 @@ def _in_braces(text: str) -> Answer | None:
     if text == r"\emptyset":
         return Braces(())
     inner = _between(text, r"\{", r"\}")
-    if inner is None or len(members := split(inner, _LIST_MARKS)) > MAX_PARTS:
+    if inner is None:
         return None
-    return _flat(Braces, [read(member) for member in members if member.strip()])
+    return _flat(Braces, [read(member) for member in split(inner, _LIST_MARKS) if member.strip()])
 
 
 def _read_brackets(text: str) -> Answer:
@@ -209,7 +229,7 @@ def _read_brackets(text: str) -> Answer:
         if (inner := _between(text, opening, closing)) is None:
             continue
         parts = split(inner, frozenset(",;"))
-        if 1 < len(parts) <= MAX_PARTS and all(part.strip() for part in parts):
+        if len(parts) > 1 and all(part.strip() for part in parts):
             return Ordered(opening + closing, tuple(map(read, parts)))
         if len(parts) == 1 and opening + closing == "()":
             return read(inner)
@@ -217,6 +237,10 @@ def _read_brackets(text: str) -> Answer:
     if len(ratio) > 2 and all(part.strip() for part in ratio):
         return Ordered(":", tuple(map(read, ratio)))
     return Value(text)
+
+
+def _is_relation(text: str) -> bool:
+    return any(token in _RELATIONS for _, _, token in top_level(text))
 
 
 def _between(text: str, opening: str, closing: str) -> str | None:
@@ -240,13 +264,16 @@ def _branches(text: str) -> list[str]:
     for choice in itertools.product("+-", repeat=1 if tied else len(signs)):
         upper = iter(choice * len(signs) if tied else choice)
         pieces = _SIGN.split(text)
-        chosen = [sign if command == r"\pm" else {"+": "-", "-": "+"}[sign] for command, sign in zip(signs, upper, strict=True)]
+        chosen = [
+            sign if command == r"\pm" else {"+": "-", "-": "+"}[sign]
+            for command, sign in zip(signs, upper, strict=True)
+        ]
         branches.append(pieces[0] + "".join(sign + piece for sign, piece in zip(chosen, pieces[1:], strict=True)))
     return branches
 
 
 def is_name(text: str) -> bool:
-    r"""Whether a side of an equation only names the value: `x`, `AB`, `\angle ABC`, `f(x)`, `m_{\max}`, `\text{Area}`."""
+    r"""Whether a side of an equation only names the value: `x`, `AB`, `\angle ABC`, `f(x)`, `\text{Area}`."""
     bare = re.sub(r"\\text\{[^{}]*\}", r"\\text", text)
     return _NAME.fullmatch(_NAME_DECORATION.sub("", bare)) is not None or _is_variable_tuple(text.strip())
 

@@ -11,6 +11,8 @@ ROUNDED_DIGITS = 6
 # A gold decimal with this many digits is the image of a float (13/3 stored as 4.333333333333333), not an exact value.
 FLOAT_DIGITS = 12
 FLOAT_RELATIVE_ERROR = Fraction(1, 10**11)
+# Python reads no integer of more than 4300 digits.
+MAX_CHARACTERS = 2_000
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<mantissa>\d+\.?\d*|\.\d+)"
@@ -49,7 +51,7 @@ class Written:
 
 def read_written(text: str) -> Written | None:
     r"""A decimal, or scientific notation (`4.5e33`, `4.5 \times 10^{33}`); None for anything else."""
-    match = _NUMBER.fullmatch(text.strip())
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= MAX_CHARACTERS else None
     if match is None:
         return None
     mantissa = match["mantissa"]
@@ -75,7 +77,7 @@ def is_close(image: Written, value: Fraction) -> bool:
 
 def tolerates(gold: Fraction, answer: Fraction, tolerance: float) -> bool:
     """|gold - answer| <= tolerance, all three read as decimals so that the bound itself is still within."""
-    return abs(gold - answer) <= Fraction(repr(tolerance))
+    return abs(gold - answer) <= Fraction(str(float(tolerance)))
 
 
 def read_plain(text: str) -> Written | None:

@@ -1,0 +1,148 @@
+"""Killed at any moment and resumed equals never killed, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import KillPoint, rows, run_process
+
+from grpo_lab import checkpoint
+from grpo_lab.config import ConfigError, TrainConfig
+
+EVERY_PART = ["schedule.updates=12", "evaluation.every=2", "evaluation.n=2", "evaluation.k=[1,2]", "checkpoint.keep=9"]
+# A checkpoint inside a collection, inside the passes over a minibatch, and inside a block.
+SAVES = ["checkpoint.every=3"]
+
+RUNS: dict[str, list[str]] = {
+    "ggpo, refresh inside a collection": ["objective=ggpo", "schedule.v=4", "schedule.t_ref=6"],
+    "grpo_tis, open block": ["objective=grpo_tis", "schedule.v=12", "collection.prompts_per_batch=48"],
+    "grpo_rg, pi_k, i=2, a batch each": [
+        "objective=grpo_rg",
+        "objective.clip_center=pi_k",
+        "objective.zero_variance=mask",
+        "schedule.v=4",
+        "schedule.i=2",
+        "schedule.minibatches_per_collection=1",
+    ],
+    "agro, a batch each": ["objective=agro", "schedule.v=4", "schedule.minibatches_per_collection=1"],
+}
+KILLS: list[tuple[str, KillPoint]] = [
+    # Inside a collection: a second batch is sampled and not yet judged.
+    ("ggpo, refresh inside a collection", ("grpo_lab.collect", "judge_groups", 2)),
+    # Inside the second save: files are written, the folder has no final name.
+    ("ggpo, refresh inside a collection", ("grpo_lab.checkpoint", "_fsync", 14)),
+    # After the refresh at update 6, before the collection of 4 .. 7 is used up.
+    ("ggpo, refresh inside a collection", ("grpo_lab.learner.torch_local", "TorchLearner.step", 8)),
+    # Inside the block of updates 0 .. 7.
+    ("grpo_tis, open block", ("grpo_lab.learner.torch_local", "TorchLearner.step", 6)),
+    # Between the two passes over a minibatch, while stale weights still have to sample.
+    ("grpo_rg, pi_k, i=2, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 4)),
+    # During an evaluation, when the engine holds the learner's weights.
+    ("agro, a batch each", ("grpo_lab.loop", "evaluate", 4)),
+    # Before anything was saved.
+    ("agro, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 2)),
+]
+
+
+@pytest.fixture(scope="module")
+def straight() -> dict[str, Path]:
+    """Finished runs that nobody killed, by name; filled as they are needed."""
+    return {}
+
+
+def _straight(name: str, config: TrainConfig, store: dict[str, Path], tmp_path: Path) -> Path:
+    if name not in store:
+        run_dir = tmp_path / "straight"
+        assert run_process(config, run_dir) == 0
+        store[name] = run_dir
+    return store[name]
+
+
+def _assert_equal(left: Any, right: Any, where: str) -> None:
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right), where
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            _assert_equal(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), where
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            _assert_equal(a, b, f"{where}[{index}]")
+    else:
+        assert left == right or (left != left and right != right), where
+
+
+def _assert_same_run(one: Path, other: Path) -> None:
+    assert rows(one) == rows(other)
+    samples = sorted(path.name for path in (one / "rollouts").iterdir())
+    assert samples == sorted(path.name for path in (other / "rollouts").iterdir())
+    for name in samples:
+        assert (one / "rollouts" / name).read_text() == (other / "rollouts" / name).read_text()
+    last, other_last = checkpoint.newest(one)[0], checkpoint.newest(other)[0]
+    assert last is not None
+    assert other_last is not None
+    assert last.name == other_last.name == "update_000012"
+    _assert_equal(
+        load_file(last / "model/model.safetensors"), load_file(other_last / "model/model.safetensors"), "model"
+    )
+    _assert_equal(
+        torch.load(last / "learner.pt", weights_only=True), torch.load(other_last / "learner.pt", weights_only=True), ""
+    )
+    state, other_state = checkpoint.load_state(last), checkpoint.load_state(other_last)
+    for part in (state, other_state):
+        part["tracker"].pop("seconds")
+    _assert_equal(state, other_state, "state")
+
+
+@pytest.mark.parametrize(("name", "point"), KILLS, ids=[f"{name} @ {point[1]} {point[2]}" for name, point in KILLS])
+def test_killed_and_resumed_is_never_killed(
+    name: str, point: KillPoint, small: Callable[..., TrainConfig], straight: dict[str, Path], tmp_path: Path
+) -> None:
+    config = small(*RUNS[name], *EVERY_PART, *SAVES)
+    whole = _straight(name, config, straight, tmp_path)
+    run_dir = tmp_path / "killed"
+    assert run_process(config, run_dir, kill_at=point) == -9
+    assert run_process(config, run_dir, resuming=True) == 0
+    _assert_same_run(whole, run_dir)
+
+
+def test_killed_at_random_moments(small: Callable[..., TrainConfig], straight: dict[str, Path], tmp_path: Path) -> None:
+    name = "grpo_rg, pi_k, i=2, a batch each"
+    config = small(*RUNS[name], *EVERY_PART, *SAVES)
+    whole = _straight(name, config, straight, tmp_path)
+    run_dir = tmp_path / "killed"
+    moments = random.Random(0)
+    code = run_process(config, run_dir, after=moments.uniform(1, 2))
+    for _ in range(6):
+        if code == 0:
+            break
+        code = run_process(config, run_dir, resuming=True, after=moments.uniform(1, 3))
+    if code != 0:
+        code = run_process(config, run_dir, resuming=True)
+    assert code == 0
+    _assert_same_run(whole, run_dir)
+
+
+def test_a_damaged_checkpoint_is_named_and_skipped(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    config = small("objective=grpo", *EVERY_PART, "checkpoint.every=2", "schedule.updates=6", "schedule.v=2")
+    run_dir = tmp_path / "run"
+    assert run_process(config, run_dir) == 0
+    learner_file = checkpoint.folder_of(run_dir, 6) / "learner.pt"
+    learner_file.write_bytes(learner_file.read_bytes()[: learner_file.stat().st_size // 2])
+    (checkpoint.folder_of(run_dir, 4) / "manifest.json").write_text("{}")
+    found, warnings = checkpoint.newest(run_dir)
+    assert found == checkpoint.folder_of(run_dir, 2)
+    assert len(warnings) == 2
+    assert "learner.pt is not as it was written" in warnings[0]
+    assert "update_000004" in warnings[1]
+    with pytest.raises(ConfigError, match=r"learner\.pt"):
+        checkpoint.load_state(checkpoint.folder_of(run_dir, 6))
+    assert run_process(config, run_dir, resuming=True) == 0
+    assert checkpoint.newest(run_dir) == (checkpoint.folder_of(run_dir, 6), [])

@@ -1,0 +1,361 @@
+"""Rules that span keys: each gives one line with the key, the value and the fix. And the way from YAML to objects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from run_config import composed, run_config
+
+from grpo_lab.config import (
+    ArithmeticConfig,
+    ConfigError,
+    MixtureConfig,
+    TableConfig,
+    TrainConfig,
+    conf_dir,
+    config_hash,
+    dataset_config,
+    load_config,
+    register,
+    save_config,
+    to_config,
+)
+from grpo_lab.validation import AT_LEAST_ONE, CHOICES, validate
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(run_config(*overrides))
+    return str(caught.value).splitlines()
+
+
+# --- one line each ----------------------------------------------------------------------------------------------
+
+RULES: list[tuple[list[str], str]] = [
+    (["learner.lr=-1e-6"], "learner.lr=-1e-06 must be a number from 0"),
+    (["learner.lr=nan"], "learner.lr=nan must be a number from 0"),
+    (["learner.betas=[0.9]"], "learner.betas=[0.9] must be two numbers in [0, 1)"),
+    (["learner.betas=[0.9,1.0]"], "learner.betas=[0.9, 1.0] must be two numbers in [0, 1)"),
+    (["learner.grad_clip=0"], "learner.grad_clip=0.0 must be above 0 (.inf for none)"),
+    (["learner.warmup_updates=-1"], "learner.warmup_updates=-1 must be at least 0"),
+    (["seed=-1"], "seed=-1 must lie in 0 .. 2^32 - 1"),
+    (["seed=4294967296"], "seed=4294967296 must lie in 0 .. 2^32 - 1"),
+    (["verifier.timeout=0"], "verifier.timeout=0.0 must be above 0 seconds"),
+    (["dataset.template=Solve:"], "dataset.template='Solve:' must hold {question}"),
+    (["hardware.device=gpu"], "hardware.device=gpu is not known: choose cpu, cuda or cuda:0"),
+    (["group_size=1"], "group_size=1 must be at least 2: every objective compares the responses of a group"),
+    (["rollout.temperature=0"], "rollout.temperature=0.0 must be above 0 in training (evaluation.temperature=0 is"),
+    (["rollout.top_p=0.9"], "rollout.top_p=0.9 rollout.top_k=0: training samples the whole distribution"),
+    (["rollout.top_k=20"], "rollout.top_p=1.0 rollout.top_k=20: training samples the whole distribution"),
+    (["rollout.max_rows=7", "evaluation.every=null"], "rollout.max_rows=7 must hold one group of group_size=8"),
+    (["rollout.max_rows=8", "evaluation.n=9"], "rollout.max_rows=8 must hold the evaluation.n=9 responses of a problem"),
+    (["evaluation.k=[1,9]"], "evaluation.k=[1, 9] must name values from 1 to evaluation.n=8"),
+    (["evaluation.k=[]"], "evaluation.k=[] must name values from 1 to evaluation.n=8"),
+    (["evaluation.temperature=-1"], "evaluation.temperature=-1.0 must be at least 0"),
+    (["evaluation.top_p=0"], "evaluation.top_p=0.0 must lie in (0, 1]"),
+    (["hardware.ranks=2"], "hardware.ranks=2: learner.engine=torch_local runs on one rank"),
+    (
+        ["learner.micro_batch_tokens=63"],
+        "learner.micro_batch_tokens=63 must hold one prompt and one response: rollout.max_prompt_tokens + "
+        "rollout.max_response_tokens = 64",
+    ),
+    (["objective=agro", "objective.beta=0"], "objective.beta=0.0 must be above 0 for agro"),
+    (["objective=ggpo", "objective.beta=-1"], "objective.beta=-1.0 must be above 0 for ggpo"),
+    (["objective=ggpo_clip", "objective.token_clip=0"], "objective.token_clip=0.0 must be above 0 (null for none)"),
+    (
+        ["objective=ggpo_clip", "objective.reward_only=true"],
+        "objective.token_clip clips the log ratio, which objective.reward_only=true leaves out: drop one",
+    ),
+    (["objective.beta=-0.1"], "objective.beta=-0.1 must be at least 0"),
+    (["objective.eps_low=1.5"], "objective.eps_low=1.5 objective.eps_high=0.2: eps_low lies in [0, 1]"),
+    (["objective.eps_high=-0.1"], "objective.eps_low=0.2 objective.eps_high=-0.1: eps_low lies in [0, 1], eps_high is"),
+    (["objective.dual_clip=1.2"], "objective.dual_clip=1.2 must be above 1 + objective.eps_high = 1.2 (null for none)"),
+    (["objective.clip_center=pi_k"], "objective.clip_center=pi_k is RG's Eq. 6, which has no dual clip: set objective.d"),
+    (["objective.tis_block=8"], "objective.tis_block=8 and objective.tis_cap=None go together: set both or neither"),
+    (["objective.tis_cap=2"], "objective.tis_block=None and objective.tis_cap=2.0 go together: set both or neither"),
+    (["objective=grpo_tis", "objective.tis_block=0"], "objective.tis_block=0 must be at least 1"),
+    (["objective=grpo_tis", "objective.tis_cap=0"], "objective.tis_cap=0.0 must be above 0 (.inf for plain importance"),
+    (
+        ["objective=grpo_tis", "objective.clip_center=pi_k", "objective.dual_clip=null"],
+        "objective.tis_block divides by pi_old, so objective.clip_center must be one",
+    ),
+    (
+        ["schedule.minibatches_per_collection=3"],
+        "schedule.minibatches_per_collection=3 must divide schedule.v=8: a collection is sampled by one set of weights",
+    ),
+    (["schedule.minibatches_per_collection=w"], "schedule.minibatches_per_collection=w must be `v` or a whole number"),
+    (["schedule.t_ref=0"], "schedule.t_ref=0 must be at least 1 (null for a fixed reference)"),
+    (["schedule.t_ref=often"], "schedule.t_ref=often must be a number of updates, null, `epoch` or `auto`"),
+    (["schedule.updates=null"], "schedule.updates and schedule.epochs are both null: one of them is the budget"),
+    (
+        ["schedule.epochs=1", "learner.lr_schedule=linear"],
+        "learner.lr_schedule=linear needs a budget in updates: set schedule.updates instead of schedule.epochs",
+    ),
+    (
+        ["collection.prompts_per_batch=10", "collection.max_batches=25"],
+        "collection.prompts_per_batch=10 x collection.max_batches=25 = 250 groups cannot fill a collection of 256",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), RULES, ids=[" ".join(overrides) for overrides, _ in RULES])
+def test_each_rule_gives_one_clear_line(overrides: list[str], expected: str) -> None:
+    lines = problems(*overrides)
+    assert len(lines) == 1
+    assert lines[0].startswith(expected)
+
+
+def test_values_at_the_edge_of_a_rule_are_allowed() -> None:
+    edges = [
+        ("objective=grpo", "objective.beta=0", "objective.eps_low=1", "objective.dual_clip=null", "seed=4294967295"),
+        ("objective=grpo_tis", "objective.tis_cap=inf", "objective.tis_block=1", "learner.grad_clip=inf", "learner.lr=0"),
+        ("objective=grpo_rg", "objective.clip_center=pi_k", "schedule.v=4", "schedule.minibatches_per_collection=2"),
+        ("group_size=2", "rollout.max_rows=8", "learner.micro_batch_tokens=64", "evaluation.temperature=0"),
+        ("evaluation.every=null", "evaluation.n=1", "rollout.max_rows=8", "evaluation.top_p=0.95"),
+        ("collection.prompts_per_batch=8", "collection.max_batches=32", "hardware.device=cuda:1"),
+    ]
+    for overrides in edges:
+        assert validate(run_config(*overrides)) == []
+
+
+@pytest.mark.parametrize("objective", ["grpo"])
+def test_words_that_are_not_known(objective: str) -> None:
+    """Every key that takes one of some words, all wrong at once: a line each, with the words."""
+    lines = problems(f"objective={objective}", *(f"{key}=nonsense" for key in CHOICES))
+    for key, words in CHOICES.items():
+        assert f"{key}=nonsense is not known: choose {' or '.join(words)}" in lines
+
+
+def test_numbers_that_must_be_at_least_one() -> None:
+    lines = problems(*(f"{key}=0" for key in AT_LEAST_ONE))
+    for key in AT_LEAST_ONE:
+        assert f"{key}=0 must be at least 1" in lines
+
+
+def test_all_problems_are_told_at_once() -> None:
+    lines = problems("schedule.v=0", "group_size=1", "objective.beta=-1")
+    assert [line.partition("=")[0] for line in lines] == ["schedule.v", "group_size", "objective.beta"]
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------
+
+WARNINGS: list[tuple[list[str], str]] = [
+    (
+        ["objective=ggpo_reward_only", "schedule.t_ref=160"],
+        "schedule.t_ref=160 has no effect: ggpo_reward_only as set here uses no reference",
+    ),
+    (
+        ["objective=grpo", "objective.beta=0", "schedule.t_ref=epoch"],
+        "schedule.t_ref=epoch has no effect: grpo as set here uses no reference",
+    ),
+    (
+        ["objective=ggpo", "schedule.t_ref=7"],
+        "schedule.t_ref=7 is shorter than a sync period of 8 updates: ggpo is then regularised to a policy newer than",
+    ),
+    (
+        ["objective=agro", "schedule.v=128", "schedule.t_ref=160"],
+        "schedule.t_ref=160 is no multiple of the sync period of 128 updates: the reference changes inside collections",
+    ),
+    (
+        ["objective.mask_divisor=kept"],
+        "objective.mask_divisor=kept has no effect unless objective.zero_variance=mask",
+    ),
+    (["schedule.epochs=2"], "schedule.updates=512 has no effect: schedule.epochs is the budget"),
+    (
+        ["schedule.updates=50"],
+        "evaluation.every=64 is beyond the budget of 50 updates: scores at the start and the end only",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), WARNINGS, ids=[" ".join(overrides) for overrides, _ in WARNINGS])
+def test_each_warning_is_one_clear_line(overrides: list[str], expected: str) -> None:
+    (line,) = validate(run_config(*overrides))
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["objective=grpo", "schedule.t_ref=7"],
+        ["objective=ggpo", "schedule.t_ref=null"],
+        ["objective=ggpo", "schedule.t_ref=16"],
+        ["objective=grpo_rg", "objective.mask_divisor=kept"],
+        ["schedule.epochs=2", "schedule.updates=null"],
+    ],
+)
+def test_what_is_as_meant_warns_of_nothing(overrides: list[str]) -> None:
+    assert validate(run_config(*overrides)) == []
+
+
+# --- composition ------------------------------------------------------------------------------------------------
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+# Groups whose every option is a run that may start. A data set may be for evaluation alone.
+RUNNABLE = ("model", "objective", "schedule", "hardware", "evaluation", "tracking", "scale", "experiment", "debug")
+
+
+def test_no_yaml_is_outside_the_groups_that_are_walked() -> None:
+    found = {path.relative_to(conf_dir()).parts[0] for path in conf_dir().rglob("*.yaml")}
+    assert found == {*RUNNABLE, "dataset", "hydra", "config.yaml"}
+
+
+@pytest.mark.parametrize("choice", [f"{group}={option}" for group in RUNNABLE for option in options(group)])
+def test_every_yaml_composes_to_a_valid_run(choice: str) -> None:
+    validate(run_config(choice))
+
+
+@pytest.mark.parametrize("objective", options("objective"))
+def test_every_objective_at_paper_scale_keeps_the_papers_numbers(objective: str) -> None:
+    config = run_config("scale=paper", f"objective={objective}")
+    assert validate(config) == []
+    assert (config.objective.name, config.schedule.updates) == (objective, 8000)
+    assert config.objective.beta == (0.1 if objective == "grpo_rg" else 0.01)  # type: ignore[attr-defined]
+    assert (config.groups_per_minibatch, config.group_size, config.schedule.v) == (32, 8, 8)
+    learner = config.learner
+    assert (learner.lr, learner.betas, learner.weight_decay, learner.grad_clip) == (1e-6, [0.9, 0.999], 0.01, 1.0)
+    assert (config.rollout.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 2048)
+    assert (config.evaluation.every, config.evaluation.n, config.evaluation.k) == (160, 32, [1, 4, 8, 16, 32])
+
+
+@pytest.mark.parametrize("name", options("dataset"))
+def test_every_data_set_composes_and_comes_back_from_a_file(name: str, tmp_path: Path) -> None:
+    config = run_config(f"dataset={name}")
+    assert config.dataset == dataset_config(name)
+    assert config.dataset.name == name
+    kind = {"arithmetic": ArithmeticConfig, "table": TableConfig, "mixture": MixtureConfig}[config.dataset.kind]
+    assert type(config.dataset) is kind
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("name", options("objective"))
+def test_every_objective_comes_back_from_a_file(name: str, tmp_path: Path) -> None:
+    config = run_config(f"objective={name}", "schedule.t_ref=epoch", "learner.grad_clip=inf", "seed=7")
+    save_config(config, tmp_path / "config.yaml")
+    again = load_config(tmp_path / "config.yaml")
+    assert again == config
+    assert type(again.objective) is type(config.objective)
+    assert config_hash(again) == config_hash(config)
+    assert "${" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_a_later_group_wins_and_the_command_line_wins_over_all() -> None:
+    assert run_config("objective=ggpo").learner.lr == 3e-5
+    assert run_config("objective=ggpo", "learner.lr=0.5").learner.lr == 0.5
+    assert run_config("objective=ggpo", "debug=frozen").learner.lr == 0.0
+    assert run_config("objective=ggpo").schedule.updates == 1024
+    assert run_config("objective=ggpo", "schedule.updates=3").schedule.updates == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("schedule.nope=1", "nope"),
+        ("nope=1", "nope"),
+        ("objective.token_clip=0.1", "token_clip"),
+        ("objective=nope", "nope"),
+        ("schedule.v=often", "schedule.v"),
+        ("schedule.v=1.5", "schedule.v"),
+        ("learner.lr=fast", "learner.lr"),
+        ("dataset.chat=maybe", "dataset.chat"),
+        ("evaluation.k=[a]", "evaluation.k"),
+        ("group_size=null", "group_size"),
+    ],
+)
+def test_unknown_keys_and_wrong_types_are_refused_by_name(override: str, expected: str) -> None:
+    with pytest.raises((HydraException, ConfigError)) as caught:
+        to_config(composed(override))
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["objective=ggpo", "schedule.v=4", "schedule.t_ref=null", "evaluation.k=[1,2]", "learner.grad_clip=inf"],
+        ["debug=frozen", "learner.lr=1e-3", "run_dir=some/where", "dataset.template='{question}: '"],
+    ],
+)
+def test_these_tests_set_keys_as_hydra_does(overrides: list[str]) -> None:
+    assert run_config(*overrides) == to_config(composed(*overrides))
+
+
+def test_a_value_that_leads_nowhere_is_one_line_with_its_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_config("objective.name=mine")
+    assert "scale.presets.mine" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        bare = compose("schema")
+    with pytest.raises(ConfigError, match="seed"):
+        to_config(bare)
+
+
+# --- files and hashes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "seed: 1",
+        "dataset: [",
+        "- a list",
+        "dataset: {kind: table}\nobjective: {family: sac}",
+        "dataset: {kind: photos}\nobjective: {family: grpo}",
+        "dataset: {kind: table}\nobjective: {family: grpo, temperature: 3}",
+        "dataset: {kind: table}\nobjective: {family: grpo, beta: big}",
+    ],
+)
+def test_a_file_that_is_no_configuration_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path} does not fit this version of grpo_lab: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_an_unknown_data_set_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml is missing: resume= takes a run folder"):
+        load_config(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"there is no data set 'nope': .* holds no nope\.yaml"):
+        dataset_config("nope")
+
+
+def test_the_hash_is_of_the_values() -> None:
+    one, same, other = dataset_config("arithmetic"), dataset_config("arithmetic"), dataset_config("arithmetic_hard")
+    assert config_hash(one) == config_hash(same)
+    assert config_hash(one) != config_hash(other)
+    assert len(config_hash(one)) == 12
+
+
+def test_configuration_imports_no_heavy_library() -> None:
+    """A wrong setting must fail before torch has loaded, and worker processes must not load it at all."""
+    code = (
+        "import sys, grpo_lab.config, grpo_lab.validation, grpo_lab.schedule, grpo_lab.types, grpo_lab.metrics; "
+        "print(sorted({'torch', 'transformers', 'wandb', 'datasets', 'numpy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_saved_configuration_is_plain_yaml(tmp_path: Path) -> None:
+    config = run_config()
+    save_config(config, tmp_path / "config.yaml")
+    plain = OmegaConf.to_container(OmegaConf.load(tmp_path / "config.yaml"))
+    assert isinstance(plain, dict)
+    assert plain["objective"]["family"] == "grpo"
+    assert list(plain) == list(TrainConfig.__dataclass_fields__)
