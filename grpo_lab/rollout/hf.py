@@ -18,6 +18,7 @@ from torch import Tensor
 from grpo_lab.logprobs import log_softmax
 from grpo_lab.policy import end_tokens, load_model, load_tokenizer
 from grpo_lab.rollout import Weights
+from grpo_lab.rollout.cache import make_cache
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
 from grpo_lab.weights import fingerprint
 
@@ -168,8 +169,6 @@ class HfEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], group_size: int) -> tuple[Tensor, Any, Tensor]:
         """Next-token logits [P * m, V], the cache of as many rows, and the attention mask [P * m, L], left-padded."""
-        from transformers import DynamicCache
-
         width = max(len(prompt.token_ids) for prompt in prompts)
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         mask = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -177,7 +176,7 @@ class HfEngine:
             ids[row, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
             mask[row, width - len(prompt.token_ids) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
-        cache = DynamicCache(config=self.model.config)
+        cache = make_cache(self.model.config)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         logits = self._forward(ids, cache, mask, positions)
         cache.batch_repeat_interleave(group_size)

@@ -160,7 +160,9 @@ def grpo_token(rho: float, a: float, *, center: float = 1.0, dual: float | None 
     return max(surrogate, dual * a) if dual is not None and a < 0 else surrogate
 
 
-def plain_grpo(current: Ragged, case: Case, advantage: Any, *, dual: float | None, beta: float, cap: float | None) -> float:
+def plain_grpo(
+    current: Ragged, case: Case, advantage: Any, *, dual: float | None, beta: float, cap: float | None
+) -> float:
     terms = []
     for group in case.groups():
         advantages = advantage([case.rewards[i] for i in group])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,9 @@ def minibatch(rewards: Sequence[Sequence[float]], behaviour: Sequence[Sequence[S
         )
         prompt = Prompt(problem=Problem(id=str(sequence), question="q", gold="1"), text="q", token_ids=(1,))
         verdicts = ("correct",) * len(values)
-        groups.append(Group(prompt=prompt, rollouts=rollouts, rewards=tuple(values), verdicts=verdicts, sequence=sequence))
+        groups.append(
+            Group(prompt=prompt, rollouts=rollouts, rewards=tuple(values), verdicts=verdicts, sequence=sequence)
+        )
     return make_minibatch(0, groups, mask_zero_variance=False, mask_divisor="all")
 
 
@@ -176,7 +179,7 @@ def test_parts_merge_to_the_whole(cuts: tuple[int, ...]) -> None:
     rng = np.random.default_rng(2)
     ratios = [rng.normal(size=length) for length in (3, 1, 7, 2, 5)]
     bounds = [0, *cuts, len(ratios)]
-    parts = [mismatch(ratios[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    parts = [mismatch(ratios[start:stop]) for start, stop in pairwise(bounds)]
     whole, merged = mismatch(ratios), merge(parts)
     assert merged["mismatch/log_ratio"] == whole["mismatch/log_ratio"]
     for name, metric in whole.items():

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from grpo_lab.learner.torch_local import TorchLearner, learning_rate
 from grpo_lab.logprobs import masked_sum
 from grpo_lab.metrics import Mean, Metric, scalars
 from grpo_lab.minibatches import Minibatch, plan_rows
-from grpo_lab.objectives import Objective
+from grpo_lab.objectives import Objective, build_objective
 from grpo_lab.types import Group, LossInputs, LossOutput
 
 TEMPERATURE = 0.7
@@ -78,8 +79,12 @@ def learner_for(objective: Objective, **settings: Any) -> TorchLearner:
     )
 
 
+@cache
 def train(name: str, budget: int, order: tuple[int, ...] = (0, 1, 2)) -> tuple[TorchLearner, list[dict[str, Metric]]]:
-    """Four updates: two under the first reference, a refresh, one under a fresh reference and one under an old one."""
+    """Four updates: two under the first reference, a refresh, one under a fresh reference and one under an old one.
+
+    Kept for all tests, which must not change what they get.
+    """
     objective = preset(name)
     minibatch = minibatch_of([GROUPS[k] for k in order], mask=name == "grpo_rg")
     learner = learner_for(objective, micro_batch_tokens=budget)
@@ -111,14 +116,14 @@ def assert_same_training(ours: TorchLearner, theirs: TorchLearner) -> None:
 
     AdamW's first moments are linear in the gradients of all updates: 1e-5 of the largest, for sums of a few dozen
     float32 terms in another order, carried through four updates. Its steps are gradients over their own size, which
-    for an element whose gradient is itself rounding (near its eps of 1e-8) is a random share of lr: hence a twentieth
-    of lr for the worst of 17,000 parameters, and 2e-4 of it at root mean square.
+    for an element whose gradient is itself rounding (near its eps of 1e-8) is a random share of lr: hence 2 % of lr for
+    the worst of 17,000 parameters, and 2e-4 of it at root mean square.
     """
     for a, b in zip(first_moments(ours), first_moments(theirs), strict=True):
         largest = max(float(moment.abs().max()) for moment in first_moments(theirs))
         assert float((a - b).abs().max()) < 1e-5 * largest
     difference = torch.cat([(a - b).flatten() for a, b in zip(parameters(ours), parameters(theirs), strict=True)])
-    assert float(difference.abs().max()) < LR / 20
+    assert float(difference.abs().max()) < LR / 50
     assert float(difference.square().mean().sqrt()) < 2e-4 * LR
 
 
@@ -136,11 +141,9 @@ def test_micro_batches_do_not_change_the_update(name: str) -> None:
     # Learning has taken place, by far more than the tolerance.
     start = torch.cat([p.detach().flatten() for p in tiny_model("qwen3").parameters()])
     assert float((torch.cat([p.flatten() for p in parameters(whole)]) - start).abs().max()) > 2 * LR
-    by_budget = {}
     for budget in BUDGETS[1:]:
-        cut, by_budget[budget] = train(name, budget)
+        cut, metrics = train(name, budget)
         assert_same_training(cut, whole)
-    for budget, metrics in by_budget.items():
         for ours, theirs in zip(metrics, whole_metrics, strict=True):
             row, expected = scalars(ours), scalars(theirs)
             assert row.keys() == expected.keys()
@@ -148,7 +151,8 @@ def test_micro_batches_do_not_change_the_update(name: str) -> None:
             # the same gradient, as its docstring says; `loss/raw` reports the gap in either case.
             left_out = {"learn/padding"} | ({"loss"} if name == "ggpo" and budget < 21 else set())
             for key in row.keys() - left_out:
-                assert row[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-6), (budget, key)
+                # Sums over a response of differences of log-probs, each rounded by some 1e-6 nats.
+                assert row[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), (budget, key)
 
 
 @pytest.mark.parametrize("name", ["grpo", "agro", "ggpo"])
@@ -355,14 +359,48 @@ def test_none_stands_for_the_current_policy() -> None:
         assert_same_training(explicit, implied)
 
 
-def test_an_old_reference_is_used() -> None:
-    objective, minibatch = preset("agro"), minibatch_of(GROUPS)
+def shift_changes_the_gradient(objective: Objective, changed: str) -> bool:
+    """Whether it matters that the reference, or the old policy, is not the current one."""
     learners = [learner_for(objective) for _ in range(2)]
-    shifted = [[scores - 0.5 for scores in row] for row in learners[0].logprobs(minibatch)]
-    for learner, reference in zip(learners, (None, shifted), strict=True):
-        learner.step(minibatch, objective, update=0, reference=reference, old=None)
+    scores = learners[0].logprobs(minibatch_of(GROUPS))
+    # Not by a constant, which would cancel within a group of equal lengths.
+    other = [[values - 0.1 * (j + 1) for j, values in enumerate(row)] for row in scores]
+    for learner, given in zip(learners, (None, other), strict=True):
+        earlier = {"reference": None, "old": None, changed: given}
+        learner.step(minibatch_of(GROUPS), objective, update=0, **earlier)
     first, second = first_moments(learners[0]), first_moments(learners[1])
-    assert max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True)) > 1e-3
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_reference_given_is_used_where_one_is_needed(name: str) -> None:
+    assert shift_changes_the_gradient(preset(name), "reference") == (name != "ggpo_reward_only")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_old_scores_given_are_used_under_tis(name: str) -> None:
+    assert shift_changes_the_gradient(preset(name), "old") == (name == "grpo_tis")
+
+
+def test_the_old_scores_given_are_used_as_the_clips_center() -> None:
+    config = composed("objective=grpo", "objective.clip_center=pi_k", "objective.dual_clip=null")
+    assert shift_changes_the_gradient(build_objective(config.objective, max_response_tokens=32), "old")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_masked_group_counts_and_carries_no_gradient(masked: bool) -> None:
+    # Two groups of equal rewards and lengths and different tokens; the KL term would pull on either.
+    objective = preset("grpo_rg")
+    others = random_groups([UNEVEN[2]], seed=8)
+    results = []
+    for last in (GROUPS[2], replace(others[0], rewards=(1.0,) * 4)):
+        minibatch = minibatch_of([*GROUPS[:2], last], mask=masked)
+        learner = learner_for(objective)
+        reference = [[scores - 0.5 for scores in row] for row in learner.logprobs(minibatch)]
+        learner.step(minibatch, objective, update=0, reference=reference, old=None)
+        results.append(first_moments(learner))
+    differences = [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
+    assert (max(differences) < 1e-7) == masked
 
 
 def test_no_reference_where_none_is_needed() -> None:

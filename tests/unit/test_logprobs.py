@@ -100,7 +100,7 @@ def test_bf16_hidden_states_under_float32_weights() -> None:
 
 @pytest.mark.parametrize(("temperature", "expected"), WORKED)
 def test_the_temperature_divides_the_logits(temperature: float, expected: float) -> None:
-    """Logits 2, 0, token 0: -ln(1 + exp(-2 / temperature)). Mixing temperatures 1 and 0.5 would be a ratio of 0.8969."""
+    """Logits 2, 0, token 0: -ln(1 + exp(-2 / temperature)). Temperature 1 against 0.5 would be a ratio of 0.8969."""
     logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
     assert log_softmax(logits, temperature)[0, 0].item() == pytest.approx(expected, abs=5e-7)
     # The same through a head: hidden 1, weights 2 and 0.

@@ -118,7 +118,9 @@ def test_gradcheck(name: str) -> None:
     mask = inputs.loss_mask
 
     def loss(tokens: Tensor) -> Tensor:
-        return chosen.loss(replace(inputs, logprobs=torch.zeros_like(inputs.logprobs).masked_scatter(mask, tokens))).loss
+        return chosen.loss(
+            replace(inputs, logprobs=torch.zeros_like(inputs.logprobs).masked_scatter(mask, tokens))
+        ).loss
 
     assert torch.autograd.gradcheck(loss, (inputs.logprobs.detach()[mask].requires_grad_(),))
 
@@ -310,7 +312,9 @@ groups_of_numbers = st.integers(2, 8).flatmap(
 
 
 @given(groups_of_numbers, st.sampled_from([0.05, 0.31, 2.0]))
-def test_the_gap_is_the_divergence_of_uniform_from_the_tilt(group: tuple[list[float], list[float]], beta: float) -> None:
+def test_the_gap_is_the_divergence_of_uniform_from_the_tilt(
+    group: tuple[list[float], list[float]], beta: float
+) -> None:
     """J / beta = KL(uniform || q) >= 0, the same as the literal log-mean-exp."""
     rewards, delta = group
     m = len(rewards)

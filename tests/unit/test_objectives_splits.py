@@ -1,4 +1,4 @@
-"""One minibatch, however it is cut: micro-batches, permutations, split groups, masked groups, and what the mask hides."""
+"""One minibatch, however it is cut: micro-batches, permutations, split and masked groups, and what the mask hides."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def pieces(inputs: LossInputs, chosen: Objective, parts: Sequence[Sequence[int]], **changes: Any) -> tuple[Tensor, Tensor]:
+def pieces(
+    inputs: LossInputs, chosen: Objective, parts: Sequence[Sequence[int]], **changes: Any
+) -> tuple[Tensor, Tensor]:
     """The summed loss and gradient of some micro-batches, each a list of rows."""
     outputs = [chosen.loss(select(inputs, part, **changes_of(changes, part))) for part in parts]
     total = torch.stack([output.loss.double() for output in outputs]).sum()
@@ -77,13 +80,13 @@ def test_any_order_of_the_responses_within_a_group(name: str) -> None:
 @pytest.mark.parametrize(("name", "changes"), VARIANTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_split_groups_with_weights_worked_out_beforehand(name: str, changes: dict[str, Any], seed: int) -> None:
-    """Rows of any group anywhere: the gradient is that of the whole groups (GGPO's is differentiated directly there)."""
+    """Rows of any group anywhere: the gradient is that of whole groups, where GGPO's loss is differentiated itself."""
     inputs, chosen = tensors(random_case(3, groups=GROUPS, m=M)), objective(name, **changes)
     rows = list(range(GROUPS * M))
     rng = random.Random(seed)
     rng.shuffle(rows)
     cuts = [0, *sorted(rng.sample(range(1, GROUPS * M), 5)), GROUPS * M]
-    parts = [rows[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+    parts = [rows[start:stop] for start, stop in pairwise(cuts)]
     split = pieces(inputs, chosen, parts, response_weights=response_weights(chosen, inputs))
     whole = pieces(inputs, chosen, [range(GROUPS * M)])
     torch.testing.assert_close(split[1], whole[1], rtol=0, atol=1e-12)

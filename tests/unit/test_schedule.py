@@ -69,11 +69,10 @@ def test_traces(timeline: Schedule, expected: str) -> None:
 
 
 def test_a_refresh_inside_a_collection() -> None:
-    """GG's N = 128 with T_ref = 160: the second collection (updates 128 to 255) changes reference at its 33rd update."""
+    """GG's N = 128 with T_ref = 160: the second collection (updates 128 to 255) changes reference after 32 updates."""
     timeline = schedule(128, t_ref=160)
     events = {
-        u: "S" * timeline.sync(u) + "C" * timeline.collect(u) + "." + "R" * timeline.refresh(u + 1)
-        for u in range(8000)
+        u: "S" * timeline.sync(u) + "C" * timeline.collect(u) + "." + "R" * timeline.refresh(u + 1) for u in range(8000)
     }
     shown = {u: word for u, word in events.items() if word != "."}
     assert {u: word for u, word in shown.items() if u <= 640} == {
@@ -264,3 +263,5 @@ def test_the_end_of_the_budget() -> None:
     timeline = schedule(1, updates=5)
     assert [timeline.finished(u) for u in (0, 4, 5, 6)] == [False, False, True, True]
     assert not any(timeline.evaluate(u) or timeline.save(u) for u in range(7))
+    saving = schedule(1, updates=5, save_every=2)
+    assert [saving.save(u) for u in range(6)] == [False, False, True, False, True, True]

@@ -1,0 +1,143 @@
+"""The commands as a user types them: composition, errors, sweeps, resuming, and the installed wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from small_runs import SMALL
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def command(*arguments: str, cwd: Path, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
+    if python_path is not None:
+        environment["PYTHONPATH"] = str(python_path)
+    return subprocess.run(
+        [sys.executable, "-m", "grpo_lab.train", *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_help_lists_the_groups(tmp_path: Path) -> None:
+    shown = command("--help", cwd=tmp_path).stdout
+    for group in ("objective: agro, ggpo, ggpo_clip, ggpo_reward_only, grpo, grpo_rg, grpo_tis", "hardware: cpu"):
+        assert group in shown
+
+
+def test_every_knob_of_the_papers_by_name(tmp_path: Path) -> None:
+    overrides = ["objective=ggpo", "schedule.v=10", "schedule.i=2", "schedule.t_ref=160", "seed=1234"]
+    shown = command(*overrides, "--cfg", "job", "--resolve", cwd=tmp_path).stdout
+    for line in ("name: ggpo", "  v: 10", "  i: 2", "  t_ref: 160", "seed: 1234"):
+        assert line in shown
+    # Printing a configuration makes nothing.
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["rollout.top_p=0.9"], 2, "rollout.top_p=0.9"),
+        (["schedule.v=8", "schedule.minibatches_per_collection=3"], 2, "must divide schedule.v=8"),
+        (["schedule.vv=3"], 1, "Key 'vv' not in 'ScheduleConfig'"),
+        (["objective=ppo"], 1, "Could not find 'objective/ppo'"),
+        (["resume=nowhere"], 2, "nowhere/config.yaml is missing"),
+        (["model=smollm2_135m", "model.path=nowhere"], 2, "model.path=nowhere"),
+        (["dataset=gsm8k"], 2, "model=tiny knows only the characters of the made task"),
+        (["dataset=math500", "dataset.path=nowhere.jsonl", "model=smollm2_135m", "model.path=m"], 2, "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+    if "model.path=m" in arguments:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m/config.json").write_text("{}")
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 2:
+        assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_a_sweep_runs_each_job_in_its_own_process_and_a_failed_one_takes_no_other(
+    model_cache: Path, tmp_path: Path
+) -> None:
+    settings = [*SMALL, f"model.cache_dir={model_cache}", "schedule.v=1", "schedule.updates=2", "tracking.view=off"]
+    done = command(
+        "-m",
+        *settings,
+        "objective=grpo,ggpo",
+        # The first value makes every answer empty, so those two jobs fail.
+        "rollout.max_response_tokens=1,6",
+        "collection.max_batches=12",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+    )
+    assert done.returncode != 0
+    assert "held 0 groups of mixed rewards" in done.stderr
+    summaries = sorted((tmp_path / "sweep").glob("*/summary.json"))
+    states = [json.loads(path.read_text())["status"] for path in summaries]
+    assert states == ["failed", "finished", "failed", "finished"]
+    assert [path.parent.name for path in summaries] == [
+        "0_grpo_v1_i1_seed42",
+        "1_grpo_v1_i1_seed42",
+        "2_ggpo_v1_i1_seed42",
+        "3_ggpo_v1_i1_seed42",
+    ]
+
+
+def test_a_run_is_resumed_and_lengthened_by_its_folder(model_cache: Path, tmp_path: Path) -> None:
+    settings = [*SMALL, f"model.cache_dir={model_cache}", "schedule.v=2", "checkpoint.every=2"]
+    assert command(*settings, "schedule.updates=2", "run_dir=run", cwd=tmp_path).returncode == 0
+    again = command(*settings, "schedule.updates=2", "run_dir=run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "run_dir=run holds a run already" in again.stderr
+    refused = command("resume=run", "seed=3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "seed= cannot be combined with resume=" in refused.stderr
+    assert command("resume=run", "schedule.updates=4", cwd=tmp_path).returncode == 0
+    updates = [json.loads(line)["update"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert updates == [1, 2, 3, 4]
+
+
+def test_run_folders_are_named_after_what_was_run(model_cache: Path, tmp_path: Path) -> None:
+    settings = [*SMALL, f"model.cache_dir={model_cache}", "schedule.v=1", "schedule.updates=1", "seed=7"]
+    assert command(*settings, "objective=agro", cwd=tmp_path).returncode == 0
+    (run_dir,) = (tmp_path / "outputs").iterdir()
+    assert run_dir.name.endswith("_tiny_arithmetic_plain_agro_v1_i1_seed7")
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "provenance.json", "run.log"):
+        assert (run_dir / name).is_file()
+
+
+def test_the_wheel_carries_its_configuration(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(REPOSITORY)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shown = command("--cfg", "job", cwd=elsewhere, python_path=site)
+    assert shown.returncode == 0, shown.stderr
+    assert "groups_per_minibatch: 32" in shown.stdout
+    found = subprocess.run(
+        [sys.executable, "-c", "import grpo_lab.config as c; print(c.conf_dir())"],
+        cwd=elsewhere,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(site / "grpo_lab/conf")

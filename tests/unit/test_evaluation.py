@@ -1,0 +1,58 @@
+"""pass@K against brute force, and the scores of a set of groups."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from grpo_lab.evaluation import pass_at_k, scores
+from grpo_lab.types import Group, Problem, Prompt, Rollout, Verdict
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_pass_at_k_is_the_mean_over_all_subsets(n: int) -> None:
+    for correct in range(n + 1):
+        responses = [True] * correct + [False] * (n - correct)
+        for k in range(1, n + 1):
+            subsets = [any(subset) for subset in combinations(responses, k)]
+            assert pass_at_k(n, correct, k) == pytest.approx(np.mean(subsets), abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 9])
+def test_pass_at_k_needs_k_responses(k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} needs 1 <= k <= n, and n is 8"):
+        pass_at_k(8, 4, k)
+
+
+def _group(verdicts: list[Verdict], reasons: str) -> Group:
+    rollouts = [
+        Rollout(
+            token_ids=np.arange(length + 1, dtype=np.int32),
+            behaviour_logprobs=np.zeros(length + 1, dtype=np.float32),
+            finish_reason="stop" if reason == "s" else "length",
+            policy_version=0,
+            text="",
+        )
+        for length, reason in enumerate(reasons)
+    ]
+    prompt = Prompt(problem=Problem(id="p", question="q", gold="1"), text="q", token_ids=(1,))
+    rewards = tuple(float(verdict == "correct") for verdict in verdicts)
+    return Group(prompt=prompt, rollouts=tuple(rollouts), rewards=rewards, verdicts=tuple(verdicts), sequence=0)
+
+
+def test_what_failed_counts_as_wrong_and_is_reported() -> None:
+    groups = [
+        _group(["correct", "wrong", "timeout", "error"], "ssll"),
+        _group(["correct", "correct", "unparsed", "wrong"], "ssss"),
+    ]
+    row = scores(groups, [1, 2, 4])
+    assert row["mean@4"] == row["pass@1"] == pytest.approx(3 / 8)
+    # One of four correct: 1 - C(3,2)/C(4,2) = 1/2; two of four: 1 - 1/6.
+    assert row["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 2)
+    assert row["pass@4"] == 1.0
+    assert (row["verdict/timeout"], row["verdict/error"], row["verdict/unparsed"]) == (1 / 8, 1 / 8, 1 / 8)
+    assert row["response/truncated"] == 2 / 8
+    assert row["response/length"] == 2.5
+    assert row["problems"] == 2

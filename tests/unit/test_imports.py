@@ -1,0 +1,109 @@
+"""Imports follow the data: a module may import only what stands before it in ORDER, and heavy libraries stay where
+they are needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "grpo_lab"
+
+# Data flows down this list. A package stands for all its modules, which may import each other.
+ORDER = [
+    "metrics",
+    "types",
+    "seeds",
+    "config",
+    "schedule",
+    "validation",
+    "prompts",
+    "logprobs",
+    "objectives",
+    "minibatches",
+    "policy",
+    "weights",
+    "rollout",
+    "rewards",
+    "collect",
+    "evaluation",
+    "models",
+    "learner",
+    "diagnostics",
+    "sync",
+    "tracking",
+    "checkpoint",
+    "runstate",
+    "loop",
+    "build",
+    "train",
+]
+
+# Who may import a heavy library, anywhere in the file.
+HEAVY = {
+    "torch": {"logprobs", "objectives", "minibatches", "policy", "weights", "rollout", "models", "learner", "checkpoint",
+              "runstate", "loop", "train", "types"},
+    "transformers": {"policy", "rollout", "models", "prompts", "train"},
+    "tokenizers": {"models"},
+    "datasets": {"prompts"},
+    "huggingface_hub": {"prompts"},
+    "wandb": {"tracking"},
+    "rich": {"tracking"},
+    "math_verify": {"rewards"},
+    "pebble": {"rewards"},
+    "hydra": {"config", "train"},
+}  # fmt: skip
+
+
+def _files() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "conf" not in path.relative_to(PACKAGE).parts)
+
+
+def _module(path: Path) -> str:
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if part == "__init__" else part
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == "grpo_lab":
+                yield from (f"grpo_lab.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_upstream(path: Path) -> None:
+    module = _module(path)
+    if not module:
+        return
+    assert module in ORDER, f"{module} has no place in the order of the data: give it one"
+    for name in _imports(path):
+        parts = name.split(".")
+        if parts[0] == "grpo_lab" and len(parts) > 1 and parts[1] != module:
+            # Types alone may be named from anywhere upstream or beside: they are records, not stages.
+            assert ORDER.index(parts[1]) < ORDER.index(module), f"{path.name} imports {name}, which is downstream"
+        elif parts[0] in HEAVY:
+            assert module in HEAVY[parts[0]], f"{path.name} imports {parts[0]}"
+
+
+def test_the_order_names_what_exists() -> None:
+    assert set(ORDER) == {module for path in _files() if (module := _module(path))}
+
+
+@pytest.mark.parametrize("module", ["grpo_lab.train", "grpo_lab.config", "grpo_lab.rewards", "grpo_lab.prompts"])
+def test_importing_stays_light(module: str) -> None:
+    """A wrong setting fails, and a verifier's worker starts, before anything heavy is loaded."""
+    probe = (
+        f"import sys, {module}; "
+        "print([name for name in ('torch', 'transformers', 'wandb', 'datasets', 'vllm', 'deepspeed') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], text=True, capture_output=True, check=True)
+    assert done.stdout.strip() == "[]"
