@@ -40,8 +40,8 @@ def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker) -> Loop:
     batch = config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch
     if schedule.epochs is not None and len(train_prompts) < batch:
         raise ConfigError(
-            f"{len(train_prompts)} training prompts do not fill one batch of {batch}, and schedule.epochs drops incomplete "
-            "ones: lower collection.prompts_per_batch, or set schedule.updates instead"
+            f"{len(train_prompts)} training prompts do not fill one batch of {batch}, and schedule.epochs drops "
+            "incomplete ones: lower collection.prompts_per_batch, or set schedule.updates instead"
         )
     learner = build_learner(config, folder, needs_reference=objective.needs_reference, updates=schedule.updates)
     engine = build_rollout_engine(config, folder)

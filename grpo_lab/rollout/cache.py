@@ -48,4 +48,3 @@ def make_cache(config: Any) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
-

@@ -44,9 +44,9 @@ ORDER = [
 ]
 
 # Who may import a heavy library, anywhere in the file.
+TENSORS = {"types", "logprobs", "objectives", "minibatches", "policy", "weights", "rollout", "models", "learner"}
 HEAVY = {
-    "torch": {"logprobs", "objectives", "minibatches", "policy", "weights", "rollout", "models", "learner", "checkpoint",
-              "runstate", "loop", "train", "types"},
+    "torch": {*TENSORS, "checkpoint", "runstate", "loop", "train"},
     "transformers": {"policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
     "datasets": {"prompts"},
@@ -56,7 +56,7 @@ HEAVY = {
     "math_verify": {"rewards"},
     "pebble": {"rewards"},
     "hydra": {"config", "train"},
-}  # fmt: skip
+}
 
 
 def _files() -> list[Path]:
