@@ -94,7 +94,7 @@ class Collector:
         raise CollectionError(self._shortfall(drawn, kept, wanted))
 
     def _next_prompts(self) -> list[Prompt] | None:
-        """The next batch. With a budget in epochs, a pass's incomplete last batch is dropped, else filled from the next."""
+        """The next batch. With a budget in epochs a pass ends with its last full batch, else the next pass fills it."""
         if self.epochs is None:
             return self.stream.take(self.batch)
         if self.stream.epoch >= self.epochs:
