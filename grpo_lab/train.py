@@ -18,8 +18,10 @@ from types import FrameType
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.config import ConfigError, TrainConfig, conf_dir, load_config, register, save_config, to_config
 from grpo_lab.schedule import Schedule
@@ -32,24 +34,50 @@ RESUME_MAY_SET = ("resume", "schedule.updates")
 register()
 
 
+def main() -> None:
+    """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
+    # Hydra would print an exception itself; here it comes through, to be one line or a whole traceback.
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        _hydra_main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if wants_traceback or not _is_foreseen(error):
+            raise
+        print(f"error: {_as_lines(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-def main(composed: DictConfig) -> None:
-    """The command."""
+def _hydra_main(composed: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         _run_in_child(to_config(composed), Path(hydra_config.runtime.output_dir))
         return
-    try:
-        config, run_dir, resuming = _choose_run(composed, hydra_config.overrides.task)
-        train(config, run_dir, resuming=resuming)
-    except (ConfigError, RuntimeError) as error:
-        # Ours and foreseen; anything else keeps its traceback.
-        if type(error).__module__.startswith("grpo_lab"):
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        raise
-    except KeyboardInterrupt:
-        sys.exit(130)
+    config, run_dir, resuming = _choose_run(composed, hydra_config.overrides.task)
+    train(config, run_dir, resuming=resuming)
+
+
+class JobError(RuntimeError):
+    """A job of a sweep ended with an error, which it has printed itself."""
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Whether an error explains itself: ours, or one of composition."""
+    return type(error).__module__.startswith(("grpo_lab", "__main__")) or isinstance(
+        error, HydraException | OmegaConfBaseException
+    )
+
+
+def _as_lines(error: Exception) -> str:
+    """An error's text; what Hydra spreads over lines and causes, on one."""
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return str(error)
+    cause = error.__cause__
+    parts = str(error).splitlines() + ([str(cause).splitlines()[0]] if cause is not None and str(cause) else [])
+    return " ".join(" ".join(parts).split())
 
 
 def _choose_run(composed: DictConfig, overrides: Sequence[str]) -> tuple[TrainConfig, Path, bool]:
@@ -113,7 +141,7 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     save_config(config, run_dir / CONFIG_FILE)
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
     if (code := subprocess.run(command, check=False).returncode) != 0:
-        raise RuntimeError(f"the job in {run_dir} ended with exit code {code}")
+        raise JobError(f"the job in {run_dir} ended with exit code {code}")
 
 
 def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:

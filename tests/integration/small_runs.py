@@ -38,6 +38,7 @@ SMALL = [
     "tracking.view=off",
     "tracking.rollouts_every=4",
     "verifier.workers=1",
+    "hardware.threads=1",
 ]
 
 

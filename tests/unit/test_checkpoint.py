@@ -1,0 +1,118 @@
+"""Checkpoints appear whole or not at all; what is damaged is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import UNEVEN, random_groups
+
+from grpo_lab import checkpoint
+from grpo_lab.config import ConfigError
+
+
+def _write_part(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model/weights.bin").write_bytes(b"x" * 1000)
+
+
+def _save(run_dir: Path, update: int) -> Path:
+    return checkpoint.save(run_dir, update, {"run": {"update": update}, "t": torch.arange(3)}, _write_part)
+
+
+def _remove(folder: Path) -> None:
+    (folder / "model/weights.bin").unlink()
+
+
+def _cut(folder: Path) -> None:
+    (folder / "run.pt").write_bytes((folder / "run.pt").read_bytes()[:100])
+
+
+def _empty(folder: Path) -> None:
+    (folder / "manifest.json").write_text("")
+
+
+def _flip(folder: Path) -> None:
+    (folder / "model/weights.bin").write_bytes(b"x" * 999 + b"y")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (_remove, "model/weights.bin is missing"),
+        (_cut, "run.pt is not as it was written"),
+        (_empty, "manifest.json is missing or unreadable"),
+        (_flip, "model/weights.bin is not as it was written"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_with_one_warning(
+    harm: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    for update in (2, 4, 6):
+        _save(tmp_path, update)
+    harm(checkpoint.folder_of(tmp_path, 6))
+    found, warnings = checkpoint.newest(tmp_path)
+    assert found == checkpoint.folder_of(tmp_path, 4)
+    assert len(warnings) == 1
+    assert said in warnings[0]
+    with pytest.raises(ConfigError, match="cannot be used"):
+        checkpoint.load_state(checkpoint.folder_of(tmp_path, 6))
+
+
+def test_a_folder_under_a_temporary_name_does_not_count(tmp_path: Path) -> None:
+    _save(tmp_path, 2)
+    whole = _save(tmp_path, 4)
+    whole.rename(whole.with_name(".saving_000004"))
+    assert checkpoint.newest(tmp_path) == (checkpoint.folder_of(tmp_path, 2), [])
+    # What a killed save left behind is no hindrance to the next.
+    assert _save(tmp_path, 4) == checkpoint.folder_of(tmp_path, 4)
+
+
+def test_a_save_that_fails_leaves_the_old_ones_alone(tmp_path: Path) -> None:
+    _save(tmp_path, 2)
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.save(tmp_path, 4, {}, fail)
+    assert checkpoint.newest(tmp_path) == (checkpoint.folder_of(tmp_path, 2), [])
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) == (None, [])
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for update in (2, 4, 100, 30):
+        _save(tmp_path, update)
+    checkpoint.prune(tmp_path, 2)
+    names = sorted(path.name for path in (tmp_path / checkpoint.FOLDER).iterdir())
+    assert names == ["update_000030", "update_000100"]
+
+
+def test_groups_and_scores_come_back_as_they_were(tmp_path: Path) -> None:
+    groups = random_groups(UNEVEN)
+    scores = {3: [[rollout.behaviour_logprobs * 2 for rollout in group.rollouts] for group in groups]}
+    state = {"groups": checkpoint.groups_to_state(groups), "scores": checkpoint.scores_to_state(scores)}
+    folder = checkpoint.save(tmp_path, 1, state, _write_part)
+    loaded = checkpoint.load_state(folder)
+    for before, after in zip(groups, checkpoint.groups_from_state(loaded["groups"]), strict=True):
+        assert after.prompt == before.prompt
+        assert (after.rewards, after.verdicts, after.sequence) == (before.rewards, before.verdicts, before.sequence)
+        for old, new in zip(before.rollouts, after.rollouts, strict=True):
+            assert new.token_ids.dtype == old.token_ids.dtype
+            np.testing.assert_array_equal(new.token_ids, old.token_ids)
+            np.testing.assert_array_equal(new.behaviour_logprobs, old.behaviour_logprobs)
+            assert (new.finish_reason, new.policy_version, new.text) == (
+                old.finish_reason,
+                old.policy_version,
+                old.text,
+            )
+    for old_group, new_group in zip(scores[3], checkpoint.scores_from_state(loaded["scores"])[3], strict=True):
+        for old_values, new_values in zip(old_group, new_group, strict=True):
+            np.testing.assert_array_equal(new_values, old_values)

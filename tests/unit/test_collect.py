@@ -1,0 +1,171 @@
+"""Filter, refill and accounting, with an engine that answers what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_lab.collect import CollectionError, Collector, retained_metrics
+from grpo_lab.metrics import scalars
+from grpo_lab.prompts import PromptStream
+from grpo_lab.rewards import Verifier
+from grpo_lab.types import Problem, Prompt, Rollout, Sampling
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+
+
+class ScriptedEngine:
+    """Gives prompt number k `correct[k]` right answers out of the group, wherever k comes up."""
+
+    policy_version = 5
+    drift_tolerance = 0.0
+
+    def __init__(self, correct: dict[str, int]) -> None:
+        self.correct = correct
+        self.seeds: list[int] = []
+
+    def generate(
+        self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[list[Rollout]]:
+        self.seeds += seeds
+        return [[self._answer(prompt, j) for j in range(group_size)] for prompt in prompts]
+
+    def _answer(self, prompt: Prompt, j: int) -> Rollout:
+        right = j < self.correct[prompt.id]
+        return Rollout(
+            token_ids=np.arange(3 + j, dtype=np.int32),
+            behaviour_logprobs=np.zeros(3 + j, dtype=np.float32),
+            finish_reason="length" if j == 3 else "stop",
+            policy_version=self.policy_version,
+            text="#1" if right else "#2",
+        )
+
+    def load_weights(self, weights: Any, *, version: int) -> None:
+        raise AssertionError("not part of collecting")
+
+    def fingerprint(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def _prompts(count: int) -> list[Prompt]:
+    return [
+        Prompt(problem=Problem(id=f"p{k}", question=str(k), gold="1"), text=str(k), token_ids=(k,))
+        for k in range(count)
+    ]
+
+
+@pytest.fixture
+def verifier() -> Iterator[Verifier]:
+    with Verifier("exact", workers=1, timeout=1.0) as each:
+        yield each
+
+
+def _collector(verifier: Verifier, correct: list[int], **settings: Any) -> Collector:
+    prompts = _prompts(len(correct))
+    engine = ScriptedEngine({prompt.id: k for prompt, k in zip(prompts, correct, strict=True)})
+    defaults: dict[str, Any] = {
+        "group_size": 4,
+        "sampling": SAMPLING,
+        "batch": 4,
+        "max_batches": 3,
+        "filter_mixed": True,
+        "epochs": None,
+        "seed": 1,
+    }
+    return Collector(PromptStream(prompts, seed=0), engine, verifier, **(defaults | settings))
+
+
+def test_mixed_groups_are_kept_first_come_and_the_surplus_is_spent(verifier: Verifier) -> None:
+    # Twelve prompts: even ones are mixed, the others all right or all wrong.
+    correct = [2 if k % 2 == 0 else 4 * (k % 4 == 1) for k in range(12)]
+    collector = _collector(verifier, correct)
+    order = [prompt.id for prompt in PromptStream(_prompts(12), seed=0).take(12)]
+    mixed = [name for name in order if int(name[1:]) % 2 == 0]
+
+    gathered = collector.collect(3)
+    assert gathered is not None
+    drawn = 4 * -(-(order.index(mixed[2]) + 1) // 4)
+    assert [group.prompt.id for group in gathered.groups] == mixed[:3]
+    assert [order[group.sequence] for group in gathered.groups] == mixed[:3]
+    row = scalars(gathered.metrics)
+    inside = order[:drawn]
+    assert row["collect/drawn"] == drawn
+    assert row["collect/kept"] == 3
+    assert row["collect/surplus"] == sum(int(name[1:]) % 2 == 0 for name in inside) - 3
+    assert row["collect/all_correct"] == sum(int(name[1:]) % 4 == 1 for name in inside)
+    assert row["collect/all_wrong"] == sum(int(name[1:]) % 4 == 3 for name in inside)
+    assert row["reward/drawn"] == pytest.approx(sum(correct[int(name[1:])] for name in inside) / (4 * drawn))
+    assert row["total/responses"] == 4 * drawn
+    assert row["total/tokens"] == drawn * (3 + 4 + 5 + 6)
+
+    # No rewind: the next collection starts where the last batch ended, and no response comes twice.
+    again = collector.collect(1)
+    assert again is not None
+    assert again.groups[0].sequence >= drawn
+    assert row["verdict/correct"] + row["verdict/wrong"] == 4 * drawn
+
+
+def test_every_response_has_a_seed_of_its_own(verifier: Verifier) -> None:
+    collector = _collector(verifier, [2] * 12)
+    for _ in range(3):
+        collector.collect(4)
+    seeds = collector.engine.seeds  # type: ignore[attr-defined]
+    assert len(seeds) == 12
+    spread = {seed + j for seed in seeds for j in range(4)}
+    assert len(spread) == 48
+
+
+def test_equal_rewards_stay_where_nothing_is_filtered(verifier: Verifier) -> None:
+    gathered = _collector(verifier, [0, 4, 2, 0], filter_mixed=False).collect(4)
+    assert gathered is not None
+    assert sorted(sum(group.rewards) for group in gathered.groups) == [0, 0, 2, 4]
+    assert gathered.epoch_completed
+
+
+def test_a_collection_that_cannot_be_filled_says_what_was_drawn(verifier: Verifier) -> None:
+    collector = _collector(verifier, [0, 4, 4, 2, 0, 4, 4, 0], max_batches=2)
+    with pytest.raises(CollectionError) as caught:
+        collector.collect(2)
+    text = str(caught.value)
+    assert "collection.max_batches=2 batches of 4 prompts held 1 groups of mixed rewards where 2 are needed" in text
+    assert "groups by correct responses: 0/4: 3, 2/4: 1, 4/4: 4" in text
+    assert "\n" not in text
+
+
+def test_a_budget_in_epochs_counts_whole_batches(verifier: Verifier) -> None:
+    collector = _collector(verifier, [2] * 10, epochs=2)
+    ends = []
+    while (gathered := collector.collect(4)) is not None:
+        ends.append(gathered.epoch_completed)
+    # Two batches of 4 a pass; the last two prompts of each are dropped.
+    assert ends == [False, True, False, True]
+    assert collector.total_responses == 4 * 16
+
+
+def test_state_is_all_that_a_collector_remembers(verifier: Verifier) -> None:
+    whole = _collector(verifier, [2] * 10)
+    half = _collector(verifier, [2] * 10)
+    for _ in range(2):
+        whole.collect(3)
+        half.collect(3)
+    resumed = _collector(verifier, [2] * 10)
+    resumed.load_state(half.state())
+    one, other = whole.collect(3), resumed.collect(3)
+    assert one is not None
+    assert other is not None
+    assert [group.sequence for group in one.groups] == [group.sequence for group in other.groups]
+    assert [group.prompt.id for group in one.groups] == [group.prompt.id for group in other.groups]
+    assert scalars(one.metrics) == scalars(other.metrics)
+
+
+def test_what_a_minibatch_trains_on(verifier: Verifier) -> None:
+    gathered = _collector(verifier, [1, 2, 3, 2], filter_mixed=True).collect(4)
+    assert gathered is not None
+    row = scalars(retained_metrics(gathered.groups))
+    assert row == {"reward/retained": 8 / 16, "response/length": 4.5, "response/truncated": 4 / 16}
