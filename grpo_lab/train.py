@@ -31,20 +31,23 @@ CONFIG_FILE = "config.yaml"
 # What a resumed run may change: its length.
 RESUME_MAY_SET = ("resume", "schedule.updates")
 
+# The user's own switch for whole tracebacks, read before `main` sets it for Hydra's sake.
+HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
+WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
+
 register()
 
 
 def main() -> None:
     """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
     # Hydra would print an exception itself; here it comes through, to be one line or a whole traceback.
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    os.environ[HYDRA_TRACEBACK] = "1"
     try:
         _hydra_main()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if wants_traceback or not _is_foreseen(error):
+        if WANTS_TRACEBACK or not _is_foreseen(error):
             raise
         print(f"error: {_as_lines(error)}", file=sys.stderr)
         sys.exit(2)
@@ -140,7 +143,8 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
         config.tracking.group = run_dir.parent.name
     save_config(config, run_dir / CONFIG_FILE)
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
-    if (code := subprocess.run(command, check=False).returncode) != 0:
+    environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK))}
+    if (code := subprocess.run(command, check=False, env=environment).returncode) != 0:
         raise JobError(f"the job in {run_dir} ended with exit code {code}")
 
 

@@ -240,8 +240,6 @@ def _warnings(config: TrainConfig) -> Iterator[str]:
             )
     if objective.zero_variance != "mask" and objective.mask_divisor != "all":
         yield f"objective.mask_divisor={objective.mask_divisor} has no effect unless objective.zero_variance=mask"
-    if config.schedule.epochs is not None and config.schedule.updates is not None:
-        yield f"schedule.updates={config.schedule.updates} has no effect: schedule.epochs is the budget"
     if config.evaluation.every is not None and schedule.updates and config.evaluation.every > schedule.updates:
         yield (
             f"evaluation.every={config.evaluation.every} is beyond the budget of {schedule.updates} updates: scores at "

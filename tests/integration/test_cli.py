@@ -87,11 +87,11 @@ def test_a_sweep_runs_each_job_in_its_own_process_and_a_failed_one_takes_no_othe
     assert "held 0 groups of mixed rewards" in done.stderr
     summaries = sorted((tmp_path / "sweep").glob("*/summary.json"))
     states = [json.loads(path.read_text())["status"] for path in summaries]
-    assert states == ["failed", "finished", "failed", "finished"]
+    assert states == ["failed", "failed", "finished", "finished"]
     assert [path.parent.name for path in summaries] == [
         "0_grpo_v1_i1_seed42",
-        "1_grpo_v1_i1_seed42",
-        "2_ggpo_v1_i1_seed42",
+        "1_ggpo_v1_i1_seed42",
+        "2_grpo_v1_i1_seed42",
         "3_ggpo_v1_i1_seed42",
     ]
 

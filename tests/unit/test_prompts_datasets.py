@@ -60,7 +60,7 @@ def test_variants_of_the_made_task_differ_only_in_what_they_say() -> None:
     assert isinstance(base, ArithmeticConfig)
     assert dataset_config("arithmetic_plain") == dataclasses.replace(base, name="arithmetic_plain", scratchpad=False)
     assert dataset_config("arithmetic_hard") == dataclasses.replace(
-        base, name="arithmetic_hard", min_digits=5, max_digits=5
+        base, name="arithmetic_hard", min_digits=4, max_digits=4
     )
 
 
