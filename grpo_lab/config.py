@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -398,7 +399,10 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """Write every key, so that `load_config` gives an equal configuration; a crash leaves the old file or the new."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    os.replace(temporary, path)
 
 
 def load_config(path: Path) -> TrainConfig:

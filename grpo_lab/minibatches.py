@@ -17,6 +17,8 @@ from torch import Tensor
 
 from grpo_lab.types import Counts, Group
 
+MAX_PADDING = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Minibatch:
@@ -91,11 +93,16 @@ def splits_groups(rows: Sequence[Row], minibatch: Minibatch) -> bool:
 
 
 def micro_batches(rows: Sequence[Row], *, budget: int) -> list[list[Row]]:
-    """Rows ordered by length (ties by position), filled up to `budget` positions with padding counted."""
+    """Rows ordered by length (ties by position), filled up to `budget` positions with padding counted.
+
+    No row is padded by more than `MAX_PADDING` of its batch's width: one outlier would widen all others.
+    """
     batches: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: (-row.length, row.group, row.members)):
         # Longest first: the first row of a batch sets its width.
-        if batches and (len(batches[-1]) + 1) * batches[-1][0].length <= budget:
+        width = batches[-1][0].length if batches else 0
+        fits = batches and (len(batches[-1]) + 1) * width <= budget
+        if fits and row.length >= (1 - MAX_PADDING) * width:
             batches[-1].append(row)
         else:
             batches.append([row])

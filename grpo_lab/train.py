@@ -98,6 +98,8 @@ def _choose_run(composed: DictConfig, overrides: Sequence[str]) -> tuple[TrainCo
         saved = load_config(run_dir / CONFIG_FILE)
         if any(override.startswith("schedule.updates=") for override in overrides):
             saved.schedule.updates = config.schedule.updates
+            # Kept, so that resuming once more does not fall back to the old budget.
+            save_config(saved, run_dir / CONFIG_FILE)
         return saved, run_dir, True
     validate(config)
     run_dir = _new_run_dir(config)
@@ -114,7 +116,7 @@ def _new_run_dir(config: TrainConfig) -> Path:
     if config.run_dir is not None:
         run_dir = Path(config.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        if (run_dir / CONFIG_FILE).exists():
+        if _holds_a_run(run_dir):
             raise ConfigError(
                 f"run_dir={run_dir} holds a run already: continue it with resume={run_dir}, or name another"
             )
@@ -132,11 +134,17 @@ def _new_run_dir(config: TrainConfig) -> Path:
     raise ConfigError(f"outputs/{name} and its numbered siblings exist: name the folder with run_dir=")
 
 
+def _holds_a_run(run_dir: Path) -> bool:
+    """Whether anything was logged there; a start that failed over a setting leaves the folder free."""
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
 def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     """One job of a sweep, in a process of its own, so that nothing of one job is left to the next."""
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
-    if (run_dir / CONFIG_FILE).exists():
+    if _holds_a_run(run_dir):
         raise ConfigError(f"{run_dir} holds a run already: choose another hydra.sweep.dir, or resume that run")
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.tracking.group is None:

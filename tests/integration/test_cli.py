@@ -108,6 +108,15 @@ def test_a_run_is_resumed_and_lengthened_by_its_folder(model_cache: Path, tmp_pa
     assert command("resume=run", "schedule.updates=4", cwd=tmp_path).returncode == 0
     updates = [json.loads(line)["update"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert updates == [1, 2, 3, 4]
+    assert "  updates: 4\n" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_a_start_that_failed_over_a_setting_leaves_its_folder_free(model_cache: Path, tmp_path: Path) -> None:
+    settings = [*SMALL, f"model.cache_dir={model_cache}", "schedule.v=1", "schedule.updates=1", "run_dir=run"]
+    failed = command(*settings, "rollout.max_prompt_tokens=1", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert "rollout.max_prompt_tokens=1 drops all" in failed.stderr
+    assert command(*settings, cwd=tmp_path).returncode == 0
 
 
 def test_run_folders_are_named_after_what_was_run(model_cache: Path, tmp_path: Path) -> None:
