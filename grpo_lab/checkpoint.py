@@ -51,12 +51,11 @@ def save(run_dir: Path, update: int, state: Mapping[str, Any], write_parts: Call
     for path in (*temporary.rglob("*"), temporary):
         _fsync(path)
     if final.exists():
-        # Set aside before it goes, so that at no moment a half-removed folder bears the final name.
-        aside = final.with_name(f"{_TEMPORARY}old_{update:06d}")
-        shutil.rmtree(aside, ignore_errors=True)
-        final.rename(aside)
+        aside = _set_aside(final)
+        temporary.rename(final)
         shutil.rmtree(aside)
-    temporary.rename(final)
+    else:
+        temporary.rename(final)
     _fsync(final.parent)
     return final
 
@@ -64,9 +63,20 @@ def save(run_dir: Path, update: int, state: Mapping[str, Any], write_parts: Call
 def prune(run_dir: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
     for folder in _folders(run_dir)[keep:]:
-        aside = folder.with_name(f"{_TEMPORARY}old_{folder.name}")
-        folder.rename(aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(_set_aside(folder))
+
+
+def tidy(run_dir: Path) -> None:
+    """Remove what a killed save or removal left under a temporary name."""
+    for leftover in (run_dir / FOLDER).glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Take away a folder's final name in one step, so that it never belongs to a half-removed one."""
+    aside = folder.with_name(f"{_TEMPORARY}old_{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
 
 
 def newest(run_dir: Path) -> tuple[Path | None, list[str]]:

@@ -38,6 +38,14 @@ class Collection:
     epoch_completed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The budget in epochs is used up; `drawn` groups, of which `kept` would have been kept, are not trained on."""
+
+    drawn: int
+    kept: int
+
+
 class Collector:
     """Gathers collections. `batch` prompts are drawn at a time; `filter_mixed` keeps only groups of unequal rewards."""
 
@@ -69,8 +77,8 @@ class Collector:
         self.total_responses = 0
         self.total_tokens = 0
 
-    def collect(self, wanted: int) -> Collection | None:
-        """`wanted` groups from the engine's present weights; None where the budget in epochs is used up.
+    def collect(self, wanted: int) -> Collection | Exhausted:
+        """`wanted` groups from the engine's present weights, or the end of the budget in epochs.
 
         Raises:
             CollectionError: `max_batches` batches did not hold enough groups.
@@ -81,7 +89,7 @@ class Collector:
         for _ in range(self.max_batches):
             prompts = self._next_prompts()
             if prompts is None:
-                return None
+                return Exhausted(len(drawn), len(kept))
             groups = self._answer(prompts)
             drawn += groups
             kept += [group for group in groups if group.is_mixed or not self.filter_mixed]

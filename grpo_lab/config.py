@@ -340,10 +340,6 @@ class TrainConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
-    @property
-    def responses_per_minibatch(self) -> int:
-        return self.group_size * self.groups_per_minibatch
-
 
 DATASET_SCHEMAS = {"arithmetic": ArithmeticConfig, "table": TableConfig, "mixture": MixtureConfig}
 OBJECTIVE_SCHEMAS = {"grpo": GrpoConfig, "agro": AgroConfig, "ggpo": GgpoConfig}
@@ -422,7 +418,7 @@ def load_config(path: Path) -> TrainConfig:
         merged = OmegaConf.merge(schema, raw)
         assert isinstance(merged, DictConfig)
         return to_config(merged)
-    except (OmegaConfBaseException, YAMLError, KeyError, AssertionError) as error:
+    except (OmegaConfBaseException, YAMLError, AttributeError, KeyError, AssertionError) as error:
         raise ConfigError(f"{path} does not fit this version of grpo_lab: {' '.join(str(error).split())}") from error
 
 

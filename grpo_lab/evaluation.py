@@ -42,22 +42,23 @@ def evaluate(
     prompts: Sequence[Prompt],
     *,
     n: int,
-    ks: Sequence[int],
     sampling: Sampling,
     seed: int,
-) -> dict[str, float]:
-    """n responses to each prompt by the engine's present weights, and their scores.
+) -> list[Group]:
+    """n responses to each prompt by the engine's present weights, judged; `scores` sums them up.
 
     Every evaluation with one `seed` uses the same random numbers, so that two checkpoints differ by their weights.
-    A response that timed out or could not be judged counts as wrong; the shares are reported.
     """
     seeds = [derive(seed, "evaluation", prompt.id) for prompt in prompts]
     answers = engine.generate(prompts, group_size=n, sampling=sampling, seeds=seeds)
-    return scores(judge_groups(verifier, prompts, answers, first=0), ks)
+    return judge_groups(verifier, prompts, answers, first=0)
 
 
 def scores(groups: Sequence[Group], ks: Sequence[int]) -> dict[str, float]:
-    """mean@n, pass@K averaged over problems, and what became of the responses."""
+    """mean@n, pass@K averaged over problems, and what became of the responses.
+
+    A response that timed out or could not be judged counts as wrong; the shares are reported.
+    """
     n = len(groups[0].rollouts)
     correct = [sum(verdict == "correct" for verdict in group.verdicts) for group in groups]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -70,3 +71,15 @@ def scores(groups: Sequence[Group], ks: Sequence[int]) -> dict[str, float]:
     for verdict in ("unparsed", "timeout", "error"):
         row[f"verdict/{verdict}"] = float(np.mean([each == verdict for each in verdicts]))
     return row
+
+
+def per_problem(groups: Sequence[Group]) -> list[dict[str, int | str]]:
+    """How many of the responses to each problem were correct: what any later statistic is made of."""
+    return [
+        {
+            "id": group.prompt.id,
+            "correct": sum(verdict == "correct" for verdict in group.verdicts),
+            "n": len(group.verdicts),
+        }
+        for group in groups
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 
 from grpo_lab import checkpoint, diagnostics, metrics
-from grpo_lab.collect import Collector, retained_metrics
+from grpo_lab.collect import CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.config import TrainConfig
-from grpo_lab.evaluation import evaluate, evaluation_sampling
+from grpo_lab.evaluation import evaluate, evaluation_sampling, per_problem, scores
 from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
 from grpo_lab.metrics import Metric
 from grpo_lab.minibatches import Minibatch, make_minibatch
@@ -22,6 +23,7 @@ from grpo_lab.runstate import RunState
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.tracking import Tracker
+from grpo_lab.tracking.atomic import write_atomically
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone
 
@@ -29,6 +31,7 @@ from grpo_lab.weights import clone
 PROOF_GROUPS = 4
 SAMPLE_GROUPS = 4
 FAILED_BATCH = "failed_minibatch.pt"
+EVALUATIONS = "evaluations"
 
 
 @dataclass(kw_only=True)
@@ -52,7 +55,7 @@ class Loop:
         schedule, state, tracker, learner = self.schedule, self.state, self.tracker, self.learner
         if state.update == 0 and schedule.evaluate(0):
             self._evaluate()
-        while not schedule.finished(state.update):
+        while not (state.finished or schedule.finished(state.update)):
             row: dict[str, float] = {}
             if schedule.sync(state.update):
                 with tracker.phase("sync"):
@@ -60,7 +63,8 @@ class Loop:
             if schedule.collect(state.update):
                 with tracker.phase("collect"):
                     gathered = self._collect()
-                if gathered is None:
+                if isinstance(gathered, Exhausted):
+                    self._finish_epochs(gathered)
                     break
                 row |= gathered
             with tracker.phase("learn"):
@@ -78,27 +82,27 @@ class Loop:
                 self._evaluate()
             if schedule.save(state.update):
                 self._save()
-        if schedule.updates is None:
-            self._finish_epochs()
 
     # --- the steps of the algorithm ---
 
     def _sync(self) -> None:
         update = self.state.update
-        hand_over(self.engine, self.learner.weights(), version=update)
+        digest = hand_over(self.engine, self.learner.weights(), version=update)
+        self.tracker.note(f"sync: version {update}, weights {digest}")
         if self.schedule.minibatches_per_collection < self.schedule.v:
             self.state.behaviour_weights = clone(self.learner.weights())
 
-    def _collect(self) -> dict[str, float] | None:
+    def _collect(self) -> dict[str, float] | Exhausted:
         wanted = self.schedule.minibatches_per_collection * self.config.groups_per_minibatch
         collection = self.collector.collect(wanted)
-        if collection is None:
-            return None
+        if isinstance(collection, Exhausted):
+            return collection
         self.state.groups, self.state.epoch_completed = collection.groups, collection.epoch_completed
+        row = metrics.scalars(collection.metrics)
         if self.schedule.sync(self.state.update):
             proof = make_minibatch(0, collection.groups[:PROOF_GROUPS], mask_zero_variance=False, mask_divisor="all")
-            self.state.drift = prove_by_scoring(self.learner, self.engine, proof)
-        return metrics.scalars(collection.metrics) | {"sync/drift": self.state.drift}
+            row["sync/drift"] = prove_by_scoring(self.learner, self.engine, proof)
+        return row
 
     def _minibatch(self, index: int) -> Minibatch:
         size = self.config.groups_per_minibatch
@@ -130,7 +134,7 @@ class Loop:
                 minibatch, self.objective, update=self.state.update, reference=reference, old=old
             )
         except NonFiniteError:
-            # For replay: what went in, beside the last checkpoint's weights.
+            # What went in. The weights of this moment are the last checkpoint's only right after a save.
             groups = checkpoint.groups_to_state(minibatch.groups)
             torch.save({"update": self.state.update, "groups": groups}, self.run_dir / FAILED_BATCH)
             self.tracker.message(f"the minibatch is saved in {self.run_dir / FAILED_BATCH}")
@@ -165,7 +169,7 @@ class Loop:
 
     def _log(self, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
         update, every = self.state.update, self.config.tracking.rollouts_every
-        self.tracker.log_update(update, row, {})
+        self.tracker.log_update(update, row)
         if every is not None and update % every == 0:
             groups = minibatch.groups[:SAMPLE_GROUPS]
             self.tracker.log_rollouts(update, groups, result.logprobs[:SAMPLE_GROUPS], self.decode)
@@ -176,17 +180,20 @@ class Loop:
         state, settings = self.state, self.config.evaluation
         with self.tracker.phase("evaluate"):
             hand_over(self.engine, self.learner.weights(), version=state.update)
-            row = evaluate(
+            groups = evaluate(
                 self.engine,
                 self.collector.verifier,
                 self.test_prompts,
                 n=settings.n,
-                ks=settings.k,
                 sampling=evaluation_sampling(self.config),
                 seed=self.config.seed,
             )
             if self.schedule.samples_again_before_sync(state.update):
                 self.restore_behaviour()
+        row = scores(groups, settings.k)
+        counts = json.dumps({"update": state.update, "scores": row, "problems": per_problem(groups)})
+        (self.run_dir / EVALUATIONS).mkdir(exist_ok=True)
+        write_atomically(self.run_dir / EVALUATIONS / f"update_{state.update:06d}.json", counts.encode())
         self.tracker.log_evaluation(state.update, row)
 
     def restore_behaviour(self) -> None:
@@ -207,10 +214,9 @@ class Loop:
             checkpoint.prune(self.run_dir, self.config.checkpoint.keep)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state; the learner has loaded its own part."""
+        """Go on from a checkpoint's state; the learner and the tracker have loaded their own parts."""
         self.state = RunState.from_state(saved["run"])
         self.collector.load_state(saved["collector"])
-        self.tracker.load_state(saved["tracker"])
         if self.schedule.samples_again_before_sync(self.state.update):
             self.restore_behaviour()
 
@@ -219,9 +225,22 @@ class Loop:
         self.engine.close()
         self.collector.verifier.close()
 
-    def _finish_epochs(self) -> None:
-        """With a budget in epochs the end is known only when it is reached: score and save it if that is not done."""
+    def _finish_epochs(self, exhausted: Exhausted) -> None:
+        """With a budget in epochs the end is known only when it is reached: score and save it if that is not done.
+
+        Raises:
+            CollectionError: the prompts did not fill one collection.
+        """
         update = self.state.update
+        if exhausted.drawn:
+            text = (
+                f"the prompts of schedule.epochs={self.schedule.epochs} are used up: the last {exhausted.drawn} groups "
+                f"drawn ({exhausted.kept} of them kept) do not fill a collection and are not trained on"
+            )
+            if update == 0:
+                raise CollectionError(f"{text}; lower schedule.minibatches_per_collection or schedule.v")
+            self.tracker.warning(text)
+        self.state.finished = True
         if self.schedule.evaluate_every is not None and not self.schedule.evaluate(update):
             self._evaluate()
         if self.schedule.save_every is not None and not self.schedule.save(update):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from grpo_lab.config import ArithmeticConfig, ConfigError, RecipeConfig, TrainConfig, config_hash
-from grpo_lab.evaluation import evaluate
+from grpo_lab.evaluation import evaluate, scores
 from grpo_lab.minibatches import Minibatch, make_minibatch, micro_batches, pack, plan_rows
 from grpo_lab.policy import Policy
 from grpo_lab.prompts import load_problems, render
@@ -31,7 +31,7 @@ PAD, EOS = "<pad>", "<eos>"
 # Bump when code changes what a recipe makes, so that no cached model of the old code is taken for one of the new.
 RECIPE_VERSION = 1
 CHECK_PROBLEMS = 256
-# Problems that the warm start may train on: its own draw, so that training problems are still new to the model.
+# Problems that the warm start may train on: its own draw, so that few training problems (one in forty) were taught.
 WARM_PROBLEMS = 20_000
 WARM_DATA_SEED = 1_000_003
 
@@ -152,7 +152,7 @@ def warm_start(recipe: RecipeConfig, task: ArithmeticConfig, say: Callable[[str]
             lesson = _lesson([lessons[k] for k in picked], [answers[k] for k in picked])
             _teach(policy, optimizer, lesson)
             if step % recipe.warm_check_every == 0:
-                row = evaluate(engine, verifier, checks, n=1, ks=(1,), sampling=sampling, seed=recipe.seed)
+                row = scores(evaluate(engine, verifier, checks, n=1, sampling=sampling, seed=recipe.seed), ks=(1,))
                 say(f"warm start: step {step}, pass@1 {row['pass@1']:.3f} (stops at {recipe.warm_target:.2f})")
                 if row["pass@1"] >= recipe.warm_target:
                     return model, tokenizer

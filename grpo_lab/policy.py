@@ -18,6 +18,8 @@ FULL_ATTENTION = "full_attention"
 # Heads that change the logits after the output matrix, which `selected_logprobs` does not do.
 LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
+
 
 def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
     """A Hugging Face causal LM in float32, without dropout.
@@ -81,6 +83,11 @@ def takes_group_mask(model: Any) -> bool:
     return getattr(config, "sliding_window", None) is None and hasattr(config, "num_attention_heads")
 
 
+def compute_precision(autocast: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """The context that a forward pass runs in: autocast to `autocast`, or the parameters' own type."""
+    return nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast)
+
+
 class Policy:
     """Scores responses under a model at one temperature."""
 
@@ -96,13 +103,10 @@ class Policy:
         self.autocast = autocast
         self.whole_groups = takes_group_mask(model)
 
-    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        return nullcontext() if self.autocast is None else torch.autocast(device.type, dtype=self.autocast)
-
     def logprobs(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs [B, T] (nats, with gradient where enabled) and entropies [B, T] (without); 0 behind the mask."""
         device = next(self.model.parameters()).device
-        with self._precision(device):
+        with compute_precision(self.autocast, device):
             hidden = self._hidden(batch, device).flatten(0, 1)[batch.predictors.to(device)]
         if self.autocast is not None:
             # The last norm gives float32 under autocast; the output matrix is to run in the compute type as well.

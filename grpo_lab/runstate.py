@@ -26,7 +26,7 @@ class RunState:
     first_scores        the learner's scores at the current minibatch's first pass (pi_k)
     old_scores          scores at the start of the open TIS block, by minibatch index
     block_ess           weights of the open logged block, and how many minibatches it holds
-    drift               the last proof by scoring, nats a token
+    finished            whether a budget in epochs is used up
     """
 
     update: int = 0
@@ -37,7 +37,7 @@ class RunState:
     old_scores: dict[int, Scores] = field(default_factory=dict)
     block_ess: EssSums = field(default_factory=EssSums)
     block_minibatches: int = 0
-    drift: float = 0.0
+    finished: bool = False
 
     def to_state(self, *, collection_open: bool) -> dict[str, Any]:
         """As plain containers and tensors. An open collection is kept whole, so that positions in it stay what they
@@ -51,7 +51,7 @@ class RunState:
             "old_scores": scores_to_state(self.old_scores),
             "block_ess": [self.block_ess.log_sum, self.block_ess.log_sum_squares, self.block_ess.count],
             "block_minibatches": self.block_minibatches,
-            "drift": self.drift,
+            "finished": self.finished,
         }
 
     @classmethod
@@ -66,5 +66,5 @@ class RunState:
             old_scores=scores_from_state(state["old_scores"]),
             block_ess=EssSums(*state["block_ess"]),
             block_minibatches=state["block_minibatches"],
-            drift=state["drift"],
+            finished=state["finished"],
         )

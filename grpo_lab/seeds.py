@@ -1,4 +1,4 @@
-"""Seeds by name: every random stream is keyed by what it is for, so that none depends on another having been read."""
+"""Seeds by name: a stream of sampling is keyed by what it is for, so that none depends on another having been read."""
 
 from __future__ import annotations
 

@@ -57,7 +57,12 @@ def main() -> None:
 def _hydra_main(composed: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
-        _run_in_child(to_config(composed), Path(hydra_config.runtime.output_dir))
+        try:
+            _run_in_child(to_config(composed), Path(hydra_config.runtime.output_dir))
+        except ConfigError as error:
+            # Hydra raises only the first failure of a sweep, at its end: each is to be seen.
+            print(f"error: {error}", file=sys.stderr)
+            raise
         return
     config, run_dir, resuming = _choose_run(composed, hydra_config.overrides.task)
     train(config, run_dir, resuming=resuming)
@@ -97,7 +102,7 @@ def _choose_run(composed: DictConfig, overrides: Sequence[str]) -> tuple[TrainCo
         run_dir = Path(config.resume)
         saved = load_config(run_dir / CONFIG_FILE)
         if any(override.startswith("schedule.updates=") for override in overrides):
-            saved.schedule.updates = config.schedule.updates
+            _lengthen(saved, config.schedule.updates)
             # Kept, so that resuming once more does not fall back to the old budget.
             save_config(saved, run_dir / CONFIG_FILE)
         return saved, run_dir, True
@@ -105,6 +110,25 @@ def _choose_run(composed: DictConfig, overrides: Sequence[str]) -> tuple[TrainCo
     run_dir = _new_run_dir(config)
     save_config(config, run_dir / CONFIG_FILE)
     return config, run_dir, False
+
+
+def _lengthen(saved: TrainConfig, updates: int | None) -> None:
+    """Give a saved configuration another budget.
+
+    Raises:
+        ConfigError: the run's budget or rate depends on the old one, or the new one is none.
+    """
+    if saved.schedule.epochs is not None:
+        raise ConfigError(
+            f"schedule.updates= has no effect: the run's budget is schedule.epochs={saved.schedule.epochs}"
+        )
+    if saved.learner.lr_schedule != "constant":
+        raise ConfigError(
+            f"schedule.updates= cannot change: the run's learner.lr_schedule={saved.learner.lr_schedule} ends at "
+            f"update {saved.schedule.updates}, and another end would make the rate jump"
+        )
+    saved.schedule.updates = updates
+    validate(saved)
 
 
 def _new_run_dir(config: TrainConfig) -> Path:
@@ -142,6 +166,8 @@ def _holds_a_run(run_dir: Path) -> bool:
 
 def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     """One job of a sweep, in a process of its own, so that nothing of one job is left to the next."""
+    if config.resume is not None:
+        raise ConfigError("resume= goes on with one run and makes no sweep: leave out -m")
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
     if _holds_a_run(run_dir):
@@ -152,7 +178,20 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     save_config(config, run_dir / CONFIG_FILE)
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
     environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK))}
-    if (code := subprocess.run(command, check=False, env=environment).returncode) != 0:
+    process = subprocess.Popen(command, env=environment)
+
+    def forward(_signal: int, _frame: FrameType | None) -> None:
+        process.terminate()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, forward)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        # The job was told as well (by the terminal, or by `forward`) and ends tidily; wait for it.
+        process.wait()
+        raise
+    if code != 0:
         raise JobError(f"the job in {run_dir} ended with exit code {code}")
 
 
@@ -167,14 +206,19 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
     # Only now the heavy libraries: a wrong setting has failed by here.
     from grpo_lab import checkpoint
     from grpo_lab.build import build_loop, expected_updates
-    from grpo_lab.tracking import Tracker
+    from grpo_lab.tracking import Tracker, forward_warnings
 
-    folder, damaged = checkpoint.newest(run_dir) if resuming else (None, [])
+    folder, damaged = _find_checkpoint(config, run_dir) if resuming else (None, [])
     saved = None if folder is None else checkpoint.load_state(folder)
     at = None if not resuming else -1 if saved is None else saved["run"]["update"]
     tracker = Tracker.open(run_dir, config, total_updates=expected_updates(config), resume_from=at)
     status, loop = "failed", None
+    forwarding = forward_warnings(tracker)
     try:
+        if saved is not None:
+            tracker.load_state(saved["tracker"])
+        elif resuming:
+            tracker.start_afresh()
         for line in (*warnings, *damaged):
             tracker.warning(line)
         loop = build_loop(config, run_dir, tracker)
@@ -182,8 +226,6 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
             loop.learner.load(folder)
             loop.restore(saved)
             tracker.message(f"resumed from {folder}")
-        elif resuming:
-            tracker.start_afresh()
         loop.run()
         status = "finished"
     except KeyboardInterrupt:
@@ -191,8 +233,27 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
         raise
     finally:
         tracker.finish(status=status, next_command=_next_command(config, run_dir, status))
+        forwarding.close()
         if loop is not None:
             loop.close()
+
+
+def _find_checkpoint(config: TrainConfig, run_dir: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint and warnings about damaged ones; None only where a run was killed before its first.
+
+    Raises:
+        ConfigError: starting over would erase what the run has logged.
+    """
+    from grpo_lab import checkpoint
+
+    checkpoint.tidy(run_dir)
+    folder, damaged = checkpoint.newest(run_dir)
+    if folder is None and _holds_a_run(run_dir):
+        if damaged:
+            raise ConfigError(f"no checkpoint of {run_dir} is whole: {'; '.join(damaged)}")
+        if config.checkpoint.every is None:
+            raise ConfigError(f"{run_dir} has no checkpoint to go on from (checkpoint.every was null): start a new run")
+    return folder, damaged
 
 
 def _next_command(config: TrainConfig, run_dir: Path, status: str) -> str:

@@ -56,7 +56,7 @@ AT_LEAST_ONE = (
     "hardware.threads",
     "hardware.ranks",
 )
-MAX_T_REF_WARNINGS = ("agro", "ggpo")
+REFERENCE_FAMILIES = ("agro", "ggpo")
 
 
 def _lookup(config: TrainConfig, key: str) -> object:
@@ -136,6 +136,8 @@ def _batch_problems(config: TrainConfig) -> Iterator[str]:
             )
         if evaluation.temperature is not None and evaluation.temperature < 0:
             yield f"evaluation.temperature={evaluation.temperature} must be at least 0"
+        if evaluation.top_k is not None and evaluation.top_k < 0:
+            yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
         if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
             yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
     if config.hardware.ranks > 1:
@@ -226,7 +228,7 @@ def _warnings(config: TrainConfig) -> Iterator[str]:
     )
     if schedule.t_ref is not None and not uses_reference:
         yield f"schedule.t_ref={config.schedule.t_ref} has no effect: {objective.name} as set here uses no reference"
-    if objective.family in MAX_T_REF_WARNINGS and uses_reference and isinstance(schedule.t_ref, int):
+    if objective.family in REFERENCE_FAMILIES and uses_reference and isinstance(schedule.t_ref, int):
         period = schedule.v * schedule.i
         if schedule.t_ref < period:
             yield (

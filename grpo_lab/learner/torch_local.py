@@ -27,7 +27,7 @@ from grpo_lab.minibatches import (
     splits_groups,
 )
 from grpo_lab.objectives import Objective
-from grpo_lab.policy import Policy, load_model, load_tokenizer
+from grpo_lab.policy import AUTOCAST, Policy, load_model, load_tokenizer
 from grpo_lab.types import LossInputs
 
 MODEL_FOLDER = "model"
@@ -69,7 +69,7 @@ class TorchLearner:
         self.settings = settings
         self.updates = updates
         self.tokenizer = tokenizer
-        autocast = torch.bfloat16 if settings.precision == "bf16" else None
+        autocast = AUTOCAST[settings.precision]
         self.policy = Policy(model, temperature=temperature, logit_chunk=settings.logit_chunk, autocast=autocast)
         self.reference: Policy | None = None
         if needs_reference:

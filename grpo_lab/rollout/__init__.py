@@ -44,6 +44,7 @@ class RolloutEngine(Protocol):
 def build_rollout_engine(config: TrainConfig, model_folder: str) -> RolloutEngine:
     """The engine that `rollout.engine` names, holding the initial weights."""
     assert config.rollout.engine == "hf", config.rollout.engine
+    from grpo_lab.policy import AUTOCAST
     from grpo_lab.rollout.hf import HfEngine
 
     return HfEngine.from_folder(
@@ -51,4 +52,6 @@ def build_rollout_engine(config: TrainConfig, model_folder: str) -> RolloutEngin
         revision=config.model.revision,
         max_rows=config.rollout.max_rows,
         device=config.hardware.device,
+        # The learner's own: what differs between the two is then rounding, and not precision.
+        autocast=AUTOCAST[config.learner.precision],
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab.logprobs import log_softmax
-from grpo_lab.policy import end_tokens, load_model, load_tokenizer
+from grpo_lab.policy import compute_precision, end_tokens, load_model, load_tokenizer
 from grpo_lab.rollout import Weights
 from grpo_lab.rollout.cache import make_cache
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
@@ -24,13 +24,17 @@ from grpo_lab.weights import fingerprint
 
 # Finished rows are cut out of the cache once they are this share of the batch: each cut copies the cache.
 COMPACT_SHARE = 0.125
+# Nats a token between the learner's scores and the sampler's with equal weights. BF16 rounds differently in batches of
+# different shape (1.5e-3 measured on the tiny shape); at its tolerance scoring cannot see a small stale step, which the
+# hash of the weights does.
+DRIFT_TOLERANCE = {None: 1e-4, torch.bfloat16: 1e-2}
 # Uniform numbers are drawn for this many positions at a time.
 UNIFORM_BLOCK = 64
 
 
 @dataclass
 class _Streams:
-    """One uniform stream per response: block b of stream s is Philox(key=s) advanced to b."""
+    """One uniform stream per response: block b of stream s is Philox(key=[s, b])."""
 
     seeds: np.ndarray
     blocks: dict[int, np.ndarray] = field(default_factory=dict)
@@ -59,22 +63,28 @@ class _Batch:
 class HfEngine:
     """See the module. `max_rows` bounds the rows sampled side by side."""
 
-    drift_tolerance = 1e-4
-
-    def __init__(self, model: Any, tokenizer: Any, *, max_rows: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, max_rows: int, autocast: torch.dtype | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_rows = max_rows
+        self.autocast = autocast
+        self.drift_tolerance = DRIFT_TOLERANCE[autocast]
         self.policy_version = 0
         self.end_tokens = end_tokens(model, tokenizer)
         self.device = next(model.parameters()).device
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, *, max_rows: int, revision: str | None = None, device: str = "cpu"
+        cls,
+        folder: str | Path,
+        *,
+        max_rows: int,
+        revision: str | None = None,
+        device: str = "cpu",
+        autocast: torch.dtype | None = None,
     ) -> HfEngine:
         model = load_model(folder, revision=revision).to(device)
-        return cls(model, load_tokenizer(folder, revision=revision), max_rows=max_rows)
+        return cls(model, load_tokenizer(folder, revision=revision), max_rows=max_rows, autocast=autocast)
 
     def load_weights(self, weights: Weights, *, version: int) -> None:
         held = dict(self.model.named_parameters())
@@ -186,15 +196,16 @@ class HfEngine:
         return self._forward(drawn[:, None], cache, mask, mask.sum(-1, keepdim=True) - 1)
 
     def _forward(self, ids: Tensor, cache: Any, mask: Tensor, positions: Tensor) -> Tensor:
-        output = self.model(
-            input_ids=ids,
-            # Without padding there is nothing to mask, and attention is faster unmasked.
-            attention_mask=None if bool(mask.all()) else mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with compute_precision(self.autocast, self.device):
+            output = self.model(
+                input_ids=ids,
+                # Without padding there is nothing to mask, and attention is faster unmasked.
+                attention_mask=None if bool(mask.all()) else mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         return output.logits[:, -1]
 
 

@@ -11,6 +11,7 @@ Files in the run folder are the truth; the terminal and W&B are views of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -32,6 +33,8 @@ from grpo_lab.tracking.summary import Summary
 from grpo_lab.tracking.view import QuietView, build_view
 from grpo_lab.tracking.wandb_mirror import WandbMirror
 from grpo_lab.types import Group
+
+PACKAGE = __name__.partition(".")[0]
 
 
 class Tracker:
@@ -86,13 +89,12 @@ class Tracker:
             tracker._report_restored(resume_from, dropped)
         return tracker
 
-    def log_update(self, update: int, row: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+    def log_update(self, update: int, row: Mapping[str, float]) -> None:
         """Write one training row.
 
         Args:
             update: counted from 1 after the first optimizer step.
-            row: metrics by name, as in docs/metrics.md.
-            seconds: further timings of the row; the seconds by phase since the row before are added here.
+            row: metrics by name, as in docs/metrics.md; the seconds by phase since the row before are added here.
 
         Raises:
             OSError: metrics.jsonl cannot be written.
@@ -102,7 +104,7 @@ class Tracker:
         self._row_seconds = now
         tokens = int(row.get("total/tokens", self._summary.tokens)) - self._summary.tokens
         speed = tokens / phases["collect"] if tokens > 0 and phases["collect"] > 0 else None
-        time = {**phases, **seconds, **({} if speed is None else {"tokens_per_second": speed}), **self._moment(now)}
+        time = {**phases, **({} if speed is None else {"tokens_per_second": speed}), **self._moment(now)}
         self._metrics.write_line(encode_row("update", update, row, time))
         self._summary.updated(update, row)
         self._board = self._board.with_update(update, plain_numbers(row)[0], speed)
@@ -136,6 +138,10 @@ class Tracker:
         """Time what is inside as collect, sync, learn, evaluate, save or other; a phase inside another stops it."""
         self._board = self._board.since(self._board.update, sum(self._clock.seconds().values()))
         return self._clock.phase(name)
+
+    def note(self, text: str) -> None:
+        """A line in run.log alone."""
+        self._log.write_line(f"{_now()} {text}")
 
     def message(self, text: str) -> None:
         """A line for the user, above the live view and in run.log."""
@@ -207,6 +213,29 @@ class Tracker:
                 f"metrics.jsonl ends at update {self._board.update}, before the checkpoint's {resume_from}: "
                 "the rows between are lost"
             )
+
+
+class _ForwardingHandler(logging.Handler):
+    """Log records of the package's other modules, as warnings of the run."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(logging.WARNING)
+        self._tracker = tracker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tracker.warning(self.format(record))
+
+    def close(self) -> None:
+        logging.getLogger(PACKAGE).removeHandler(self)
+        super().close()
+
+
+def forward_warnings(tracker: Tracker) -> logging.Handler:
+    """Let what the package warns of through `logging` (the verifier's workers do) reach run.log and the terminal,
+    until the handler is closed."""
+    handler = _ForwardingHandler(tracker)
+    logging.getLogger(PACKAGE).addHandler(handler)
+    return handler
 
 
 def _now() -> str:

@@ -54,6 +54,7 @@ def test_every_knob_of_the_papers_by_name(tmp_path: Path) -> None:
         (["objective=ppo"], "Could not find 'objective/ppo'"),
         (["resume=nowhere"], "nowhere/config.yaml is missing"),
         (["model=smollm2_135m", "model.path=nowhere"], "model.path=nowhere"),
+        (["-m", "resume=a,b"], "resume= goes on with one run and makes no sweep"),
         (["dataset=gsm8k"], "model=tiny knows only the characters of the made task"),
         (["dataset=math500", "dataset.path=nowhere.jsonl", "model=smollm2_135m", "model.path=m"], "nowhere.jsonl"),
     ],

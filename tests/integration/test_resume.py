@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from small_runs import KillPoint, rows, run_process
 
 from grpo_lab import checkpoint
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.train import train
 
 EVERY_PART = ["schedule.updates=12", "evaluation.every=2", "evaluation.n=2", "evaluation.k=[1,2]", "checkpoint.keep=9"]
 # A checkpoint inside a collection, inside the passes over a minibatch, and inside a block.
@@ -39,6 +41,8 @@ KILLS: list[tuple[str, KillPoint]] = [
     ("ggpo, refresh inside a collection", ("grpo_lab.checkpoint", "_fsync", 14)),
     # After the refresh at update 6, before the collection of 4 .. 7 is used up.
     ("ggpo, refresh inside a collection", ("grpo_lab.learner.torch_local", "TorchLearner.step", 8)),
+    # Resumed from update 3, before the refresh: the reference is another policy than the learner.
+    ("ggpo, refresh inside a collection", ("grpo_lab.learner.torch_local", "TorchLearner.step", 5)),
     # Inside the block of updates 0 .. 7.
     ("grpo_tis, open block", ("grpo_lab.learner.torch_local", "TorchLearner.step", 6)),
     # Between the two passes over a minibatch, while stale weights still have to sample.
@@ -146,3 +150,53 @@ def test_a_damaged_checkpoint_is_named_and_skipped(small: Callable[..., TrainCon
         checkpoint.load_state(checkpoint.folder_of(run_dir, 6))
     assert run_process(config, run_dir, resuming=True) == 0
     assert checkpoint.newest(run_dir) == (checkpoint.folder_of(run_dir, 6), [])
+
+
+def test_what_cannot_be_resumed_keeps_its_log(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    without = small("schedule.v=1", "schedule.updates=2")
+    train(without, tmp_path / "without", resuming=False)
+    before = (tmp_path / "without/metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match="has no checkpoint to go on from"):
+        train(without, tmp_path / "without", resuming=True)
+    assert (tmp_path / "without/metrics.jsonl").read_text() == before
+
+    damaged = small("schedule.v=1", "schedule.updates=2", "checkpoint.every=1")
+    train(damaged, tmp_path / "damaged", resuming=False)
+    for update in (1, 2):
+        (checkpoint.folder_of(tmp_path / "damaged", update) / "run.pt").unlink()
+    before = (tmp_path / "damaged/metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"no checkpoint of .* is whole: .*run\.pt is missing"):
+        train(damaged, tmp_path / "damaged", resuming=True)
+    assert (tmp_path / "damaged/metrics.jsonl").read_text() == before
+
+
+def test_a_resume_that_fails_while_loading_keeps_the_summary(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    settings = ["schedule.v=1", "schedule.updates=2", "checkpoint.every=1", "evaluation.every=1", "evaluation.n=2"]
+    config = small(*settings, "evaluation.k=[1]")
+    train(config, tmp_path, resuming=False)
+    before = json.loads((tmp_path / "summary.json").read_text())
+    config.model.path = str(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        train(config, tmp_path, resuming=True)
+    after = json.loads((tmp_path / "summary.json").read_text())
+    assert after["status"] == "failed"
+    assert [after[key] for key in ("first", "best", "last", "updates", "tokens")] == [
+        before[key] for key in ("first", "best", "last", "updates", "tokens")
+    ]
+
+
+def test_resuming_a_finished_budget_in_epochs_adds_nothing(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    config = small(
+        "objective=grpo_rg",
+        "schedule.v=1",
+        "schedule.epochs=1",
+        "collection.prompts_per_batch=16",
+        "evaluation.every=100",
+        "evaluation.n=2",
+        "evaluation.k=[1]",
+        "checkpoint.every=100",
+    )
+    train(config, tmp_path, resuming=False)
+    before = rows(tmp_path)
+    train(config, tmp_path, resuming=True)
+    assert rows(tmp_path) == before

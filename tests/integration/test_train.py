@@ -149,6 +149,46 @@ def test_a_budget_in_epochs_ends_after_them_and_drops_the_incomplete_batch(
     assert [update for update, ratio in enumerate(ratios) if ratio == 0] == [0, 21]
 
 
+def test_prompts_that_run_out_while_refilling_are_said(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    # 85 prompts, filtered, for collections of 28 groups: the last refill finds no more.
+    config = small("schedule.v=7", "schedule.updates=null", "schedule.epochs=1", "collection.prompts_per_batch=8")
+    log = _run(config, tmp_path / "run")
+    assert len(log) == 7
+    text = (tmp_path / "run/run.log").read_text()
+    assert "the prompts of schedule.epochs=1 are used up: the last" in text
+    assert "are not trained on" in text
+    # Not even one collection: that is no finished run.
+    nothing = small("schedule.v=30", "schedule.updates=null", "schedule.epochs=1", "collection.prompts_per_batch=8")
+    with pytest.raises(CollectionError, match=r"do not fill a collection.*schedule\.v"):
+        train(nothing, tmp_path / "nothing", resuming=False)
+
+
+def test_bf16_runs_on_both_sides(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    settings = ["schedule.v=2", "schedule.updates=4"]
+    narrow = _run(small(*settings, "learner.precision=bf16"), tmp_path / "narrow")
+    wide = _run(small(*settings), tmp_path / "wide")
+    assert all(row["sync/drift"] < 1e-2 for row in narrow if "sync/drift" in row)
+    # It is another precision, and the same policy.
+    assert narrow[0]["entropy"] != wide[0]["entropy"]
+    assert narrow[0]["entropy"] == pytest.approx(wide[0]["entropy"], rel=0.2)
+
+
+def test_each_sync_leaves_its_hash_and_each_evaluation_its_problems(
+    small: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    _run(
+        small("schedule.v=2", "schedule.updates=4", "evaluation.every=4", "evaluation.n=4", "evaluation.k=[1]"),
+        tmp_path,
+    )
+    notes = [line.split("sync: ")[1] for line in (tmp_path / "run.log").read_text().splitlines() if "sync: " in line]
+    assert [note.split(",")[0] for note in notes] == ["version 0", "version 2"]
+    assert len({note.split()[-1] for note in notes}) == 2
+    kept = json.loads((tmp_path / "evaluations/update_000004.json").read_text())
+    assert len(kept["problems"]) == 5
+    shares = [problem["correct"] / problem["n"] for problem in kept["problems"]]
+    assert kept["scores"]["pass@1"] == pytest.approx(np.mean(shares))
+
+
 def test_learning_rate_zero_shows_what_the_engines_alone_differ_by(
     small: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:

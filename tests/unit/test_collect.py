@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_lab.collect import CollectionError, Collector, retained_metrics
+from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.metrics import scalars
 from grpo_lab.prompts import PromptStream
 from grpo_lab.rewards import Verifier
@@ -89,7 +89,7 @@ def test_mixed_groups_are_kept_first_come_and_the_surplus_is_spent(verifier: Ver
     mixed = [name for name in order if int(name[1:]) % 2 == 0]
 
     gathered = collector.collect(3)
-    assert gathered is not None
+    assert isinstance(gathered, Collection)
     drawn = 4 * -(-(order.index(mixed[2]) + 1) // 4)
     assert [group.prompt.id for group in gathered.groups] == mixed[:3]
     assert [order[group.sequence] for group in gathered.groups] == mixed[:3]
@@ -106,7 +106,7 @@ def test_mixed_groups_are_kept_first_come_and_the_surplus_is_spent(verifier: Ver
 
     # No rewind: the next collection starts where the last batch ended, and no response comes twice.
     again = collector.collect(1)
-    assert again is not None
+    assert isinstance(again, Collection)
     assert again.groups[0].sequence >= drawn
     assert row["verdict/correct"] + row["verdict/wrong"] == 4 * drawn
 
@@ -123,7 +123,7 @@ def test_every_response_has_a_seed_of_its_own(verifier: Verifier) -> None:
 
 def test_equal_rewards_stay_where_nothing_is_filtered(verifier: Verifier) -> None:
     gathered = _collector(verifier, [0, 4, 2, 0], filter_mixed=False).collect(4)
-    assert gathered is not None
+    assert isinstance(gathered, Collection)
     assert sorted(sum(group.rewards) for group in gathered.groups) == [0, 0, 2, 4]
     assert gathered.epoch_completed
 
@@ -141,8 +141,9 @@ def test_a_collection_that_cannot_be_filled_says_what_was_drawn(verifier: Verifi
 def test_a_budget_in_epochs_counts_whole_batches(verifier: Verifier) -> None:
     collector = _collector(verifier, [2] * 10, epochs=2)
     ends = []
-    while (gathered := collector.collect(4)) is not None:
+    while isinstance(gathered := collector.collect(4), Collection):
         ends.append(gathered.epoch_completed)
+    assert gathered == Exhausted(0, 0)
     # Two batches of 4 a pass; the last two prompts of each are dropped.
     assert ends == [False, True, False, True]
     assert collector.total_responses == 4 * 16
@@ -157,8 +158,8 @@ def test_state_is_all_that_a_collector_remembers(verifier: Verifier) -> None:
     resumed = _collector(verifier, [2] * 10)
     resumed.load_state(half.state())
     one, other = whole.collect(3), resumed.collect(3)
-    assert one is not None
-    assert other is not None
+    assert isinstance(one, Collection)
+    assert isinstance(other, Collection)
     assert [group.sequence for group in one.groups] == [group.sequence for group in other.groups]
     assert [group.prompt.id for group in one.groups] == [group.prompt.id for group in other.groups]
     assert scalars(one.metrics) == scalars(other.metrics)
@@ -166,6 +167,6 @@ def test_state_is_all_that_a_collector_remembers(verifier: Verifier) -> None:
 
 def test_what_a_minibatch_trains_on(verifier: Verifier) -> None:
     gathered = _collector(verifier, [1, 2, 3, 2], filter_mixed=True).collect(4)
-    assert gathered is not None
+    assert isinstance(gathered, Collection)
     row = scalars(retained_metrics(gathered.groups))
     assert row == {"reward/retained": 8 / 16, "response/length": 4.5, "response/truncated": 4 / 16}

@@ -38,7 +38,7 @@ def train(tracker: Tracker, updates: range) -> None:
     """Rows that depend on the update alone, an evaluation at every third."""
     for update in updates:
         with tracker.phase("learn"):
-            tracker.log_update(update, {"loss": 1.0 / update, "total/tokens": 100 * update}, {})
+            tracker.log_update(update, {"loss": 1.0 / update, "total/tokens": 100 * update})
         if update % 3 == 0:
             tracker.log_evaluation(update, {"pass@1": update / 10, "pass@8": 0.9})
 
@@ -81,12 +81,11 @@ def test_the_time_of_a_row_is_what_passed_since_the_row_before(tmp_path: Path) -
     tracker = Tracker.open(tmp_path, make_config(), total_updates=None, resume_from=None)
     with tracker.phase("collect"):
         pass
-    tracker.log_update(1, {"total/tokens": 500}, {"verify": 0.25})
-    tracker.log_update(2, {"total/tokens": 500}, {})
+    tracker.log_update(1, {"total/tokens": 500})
+    tracker.log_update(2, {"total/tokens": 500})
     tracker.finish(status="finished", next_command=None)
     first, second = (json.loads(line)["time"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert set(first) - set(second) == {"verify", "tokens_per_second"}
-    assert first["verify"] == 0.25
+    assert set(first) - set(second) == {"tokens_per_second"}
     assert first["tokens_per_second"] == 500 / first["collect"]
     assert first["collect"] > 0.0 == second["collect"]
     assert math.isclose(first["elapsed"] + second["other"], second["elapsed"])
@@ -108,7 +107,7 @@ def test_a_full_disk_stops_the_run_at_the_row(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     tracker = Tracker.open(tmp_path, make_config(), total_updates=9, resume_from=None)
     with pytest.raises(OSError, match="No space left"):
-        tracker.log_update(1, {"loss": 1.0}, {})
+        tracker.log_update(1, {"loss": 1.0})
     tracker.finish(status="failed", next_command=None)
     assert document(tmp_path, "summary.json")["updates"] == 0
 
@@ -122,7 +121,7 @@ def test_a_summary_that_cannot_be_written_raises_and_the_rest_is_still_closed(
         tracker.finish(status="finished", next_command=None)
     assert "finished: 0 updates" in capsys.readouterr().out
     with pytest.raises(ValueError, match="closed file"):
-        tracker.log_update(1, {}, {})
+        tracker.log_update(1, {})
 
 
 # --- resume -----------------------------------------------------------------------------------------------------
@@ -213,7 +212,7 @@ def test_a_state_is_on_the_disk_before_it_is_handed_out(tmp_path: Path, monkeypa
     synced: list[AppendFile] = []
     monkeypatch.setattr(AppendFile, "sync", lambda self: synced.append(self))
     tracker = Tracker.open(tmp_path, make_config(), total_updates=9, resume_from=None)
-    tracker.log_update(1, {}, {})
+    tracker.log_update(1, {})
     assert synced == [], "a row alone costs no fsync"
     tracker.state()
     assert len(synced) == 1
@@ -297,12 +296,12 @@ def fake_run(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> list[dict[str, 
 def test_an_offline_run_is_written_and_resumed_under_its_id(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tracker = Tracker.open(tmp_path, make_config(mode="auto"), total_updates=3, resume_from=None)
     tracker.log_evaluation(0, {"pass@1": 0.125})
-    tracker.log_update(1, {"mismatch/k3": 0.0625}, {})
+    tracker.log_update(1, {"mismatch/k3": 0.0625})
     state = tracker.state()
     tracker.finish(status="finished", next_command=None)
     tracker = Tracker.open(tmp_path, make_config(mode="auto"), total_updates=3, resume_from=1)
     tracker.load_state(state)
-    tracker.log_update(2, {"mismatch/k3": 0.03125}, {})
+    tracker.log_update(2, {"mismatch/k3": 0.03125})
     assert tracker.state()["wandb_id"] == state["wandb_id"]
     tracker.finish(status="finished", next_command=None)
 
@@ -325,7 +324,7 @@ def test_what_wandb_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         define_metric=lambda name, step_metric: metrics.append((name, step_metric)),
     )
     tracker = Tracker.open(tmp_path, make_config(mode="offline"), total_updates=3, resume_from=None)
-    tracker.log_update(1, {"loss": 0.5}, {})
+    tracker.log_update(1, {"loss": 0.5})
     tracker.log_evaluation(1, {"pass@1": 0.25})
     tracker.finish(status="failed", next_command=None)
     assert len(calls) == 1
@@ -381,7 +380,7 @@ def test_an_online_start_that_fails_goes_on_offline(
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     calls = fake_run(monkeypatch, online=wandb.errors.CommError("no such host\nmore"))
     tracker = Tracker.open(tmp_path, make_config(mode="online"), total_updates=3, resume_from=None)
-    tracker.log_update(1, {"loss": 0.5}, {})
+    tracker.log_update(1, {"loss": 0.5})
     tracker.finish(status="finished", next_command=None)
     assert [call["mode"] for call in calls] == ["online", "offline"]
     assert capsys.readouterr().err == (

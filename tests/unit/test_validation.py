@@ -272,7 +272,7 @@ def test_a_later_group_wins_and_the_command_line_wins_over_all() -> None:
     assert run_config("objective=ggpo").learner.lr == 6e-5
     assert run_config("objective=ggpo", "learner.lr=0.5").learner.lr == 0.5
     assert run_config("objective=ggpo", "debug=frozen").learner.lr == 0.0
-    assert run_config("objective=ggpo").schedule.updates == 768
+    assert run_config("objective=ggpo").schedule.updates == 1024
     assert run_config("objective=ggpo", "schedule.updates=3").schedule.updates == 3
 
 
