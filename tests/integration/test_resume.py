@@ -47,6 +47,8 @@ KILLS: list[tuple[str, KillPoint]] = [
     ("grpo_tis, open block", ("grpo_lab.learner.torch_local", "TorchLearner.step", 6)),
     # Between the two passes over a minibatch, while stale weights still have to sample.
     ("grpo_rg, pi_k, i=2, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 4)),
+    # Resumed from update 6, where the weights of update 4 sample next: neither the learner's nor the model folder's.
+    ("agro, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 8)),
     # During an evaluation, when the engine holds the learner's weights.
     ("agro, a batch each", ("grpo_lab.loop", "evaluate", 4)),
     # Before anything was saved.
