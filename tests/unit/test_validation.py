@@ -269,7 +269,7 @@ def test_every_objective_comes_back_from_a_file(name: str, tmp_path: Path) -> No
 
 
 def test_a_later_group_wins_and_the_command_line_wins_over_all() -> None:
-    assert run_config("objective=ggpo").learner.lr == 6e-5
+    assert run_config("objective=ggpo").learner.lr == 4e-5
     assert run_config("objective=ggpo", "learner.lr=0.5").learner.lr == 0.5
     assert run_config("objective=ggpo", "debug=frozen").learner.lr == 0.0
     assert run_config("objective=ggpo").schedule.updates == 1024
