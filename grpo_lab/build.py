@@ -22,11 +22,6 @@ from grpo_lab.tracking import Tracker
 from grpo_lab.types import Prompt, Sampling
 
 
-def expected_updates(config: TrainConfig) -> int | None:
-    """The whole budget in updates, where it is known beforehand."""
-    return Schedule.from_config(config).updates
-
-
 def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker) -> Loop:
     """Load data and model, and build everything that a run consists of.
 

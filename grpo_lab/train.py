@@ -205,13 +205,13 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
     _set_up_process(config)
     # Only now the heavy libraries: a wrong setting has failed by here.
     from grpo_lab import checkpoint
-    from grpo_lab.build import build_loop, expected_updates
+    from grpo_lab.build import build_loop
     from grpo_lab.tracking import Tracker, forward_warnings
 
     folder, damaged = _find_checkpoint(config, run_dir) if resuming else (None, [])
     saved = None if folder is None else checkpoint.load_state(folder)
     at = None if not resuming else -1 if saved is None else saved["run"]["update"]
-    tracker = Tracker.open(run_dir, config, total_updates=expected_updates(config), resume_from=at)
+    tracker = Tracker.open(run_dir, config, total_updates=Schedule.from_config(config).updates, resume_from=at)
     status, loop = "failed", None
     forwarding = forward_warnings(tracker)
     try:
