@@ -221,8 +221,45 @@ class CollectionConfig:
 
 
 @dataclass
+class VllmConfig:
+    """The vLLM engine. Times are limits in seconds after which it counts as lost."""
+
+    # worker (a process of its own, started by the run), in_process (inside the learner's, on its device), or server
+    # (`vllm serve`: the one at rollout.url, else one started by the run).
+    mode: str = MISSING
+    tensor_parallel: int = MISSING
+    # fp32 or bf16; the learner's precision is the one that its log-probs agree with.
+    dtype: str = MISSING
+    # Share of a GPU's memory that the engine may take; on a CPU the key-value cache has a size of its own.
+    memory_share: float = MISSING
+    kv_cache_gb: int | None = MISSING
+    # Longest prompt + response; null: what the run's own limits add up to.
+    max_model_len: int | None = MISSING
+    # Without graph capture or compilation: starts sooner, samples slower.
+    eager: bool = MISSING
+    # GPUs of a worker or server that the run starts (CUDA_VISIBLE_DEVICES); null: those that the process sees.
+    devices: str | None = MISSING
+    # Give the engine's memory to the learner while it learns (in_process on a GPU).
+    sleep: bool = MISSING
+    seed: int = MISSING
+    start_timeout: float = MISSING
+    generate_timeout: float = MISSING
+    sync_timeout: float = MISSING
+    # Times that a lost worker or server of the run's own is started again, over the run.
+    restarts: int = MISSING
+    # Where weights are laid for an engine in another process; both must see it. null: a temporary folder.
+    weights_dir: str | None = MISSING
+    # Further engine arguments, by vLLM's own names.
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
 class RolloutConfig:
+    # hf (embedded) or vllm.
     engine: str = MISSING
+    # An OpenAI-style server that `vllm serve` runs, for vllm.mode=server; null: the run starts its own.
+    url: str | None = None
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     temperature: float = MISSING
     top_p: float = MISSING
     top_k: int = MISSING
@@ -234,6 +271,7 @@ class RolloutConfig:
 
 @dataclass
 class LearnerConfig:
+    # torch_local (one rank) or deepspeed.
     engine: str = MISSING
     lr: float = MISSING
     betas: list[float] = MISSING
@@ -242,8 +280,15 @@ class LearnerConfig:
     # constant, or linear (to zero at the end of the budget).
     lr_schedule: str = MISSING
     warmup_updates: int = MISSING
-    # fp32, or bf16 (autocast; parameters, gradients and optimizer stay FP32).
+    # fp32, or bf16 (compute; master weights, gradient sums and optimizer stay FP32).
     precision: str = MISSING
+    # DeepSpeed: what is sharded over ranks. 0 nothing, 1 the optimizer, 2 gradients as well, 3 parameters as well.
+    zero_stage: int = MISSING
+    # DeepSpeed: kept in CPU memory (parameters: stage 3 only).
+    offload_optimizer: bool = MISSING
+    offload_parameters: bool = MISSING
+    # Activations are computed again in the backward pass instead of being kept.
+    activation_checkpointing: bool = MISSING
     # Positions of a packed micro-batch, padding included.
     micro_batch_tokens: int = MISSING
     # Response tokens whose full-vocabulary logits are held at once.
@@ -312,8 +357,13 @@ class ScaleConfig:
 @dataclass
 class HardwareConfig:
     name: str = MISSING
+    # cpu, or cuda (rank r of a node has GPU first_gpu + r), or one GPU such as cuda:0.
     device: str = MISSING
+    # Learner processes over all nodes.
     ranks: int = MISSING
+    nodes: int = MISSING
+    first_gpu: int = MISSING
+    # CPU threads of a rank.
     threads: int = MISSING
 
 

@@ -21,8 +21,8 @@ LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 
 
-def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
-    """A Hugging Face causal LM in float32, without dropout.
+def load_model(folder: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A Hugging Face causal LM with parameters in `dtype`, without dropout.
 
     Raises:
         ConfigError: nothing that transformers can read is there.
@@ -30,7 +30,7 @@ def load_model(folder: str | Path, *, revision: str | None = None) -> nn.Module:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
@@ -88,38 +88,78 @@ def compute_precision(autocast: torch.dtype | None, device: torch.device) -> Abs
     return nullcontext() if autocast is None else torch.autocast(device.type, dtype=autocast)
 
 
-class Policy:
+def checkpoint_activations(model: Any) -> None:
+    """Have the model's layers compute their activations again in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the model has no layers that can.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} cannot compute activations again: set learner.activation_checkpointing=false"
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        # They do so in training mode only, which here is theirs alone: whatever has dropout stays in evaluation mode.
+        layer.training = True
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
+
+
+class _Head(nn.Module):
+    """The output matrix at work, as a module without parameters of its own.
+
+    An engine that shards parameters gathers them around the forward and backward pass of the module that uses them,
+    and here that is not the matrix's own layer: all logits at once are what `selected_logprobs` avoids.
+    """
+
+    def __init__(self, matrix: Any, *, temperature: float, chunk: int) -> None:
+        super().__init__()
+        # In a tuple, since a module held directly would list its parameters a second time.
+        self._matrix = (matrix,)
+        self.temperature = temperature
+        self.chunk = chunk
+
+    def forward(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        (matrix,) = self._matrix
+        return selected_logprobs(
+            hidden, matrix.weight, matrix.bias, tokens, temperature=self.temperature, chunk=self.chunk
+        )
+
+
+class Policy(nn.Module):
     """Scores responses under a model at one temperature."""
 
     def __init__(self, model: Any, *, temperature: float, logit_chunk: int, autocast: torch.dtype | None) -> None:
+        super().__init__()
         for name in LOGIT_CHANGES:
             if getattr(model.config.get_text_config(), name, None):
                 raise ConfigError(
                     f"this model's {name} changes its logits, which is not supported: choose another model"
                 )
         self.model = model
-        self.temperature = temperature
-        self.logit_chunk = logit_chunk
+        self.head = _Head(model.get_output_embeddings(), temperature=temperature, chunk=logit_chunk)
         self.autocast = autocast
         self.whole_groups = takes_group_mask(model)
 
     def logprobs(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs [B, T] (nats, with gradient where enabled) and entropies [B, T] (without); 0 behind the mask."""
+        result: tuple[Tensor, Tensor] = self(batch=batch)
+        return result
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """As `logprobs`."""
         device = next(self.model.parameters()).device
         with compute_precision(self.autocast, device):
             hidden = self._hidden(batch, device).flatten(0, 1)[batch.predictors.to(device)]
         if self.autocast is not None:
             # The last norm gives float32 under autocast; the output matrix is to run in the compute type as well.
             hidden = hidden.to(self.autocast)
-        head = self.model.get_output_embeddings()
-        selected, entropies = selected_logprobs(
-            hidden,
-            head.weight,
-            head.bias,
-            batch.tokens.to(device),
-            temperature=self.temperature,
-            chunk=self.logit_chunk,
-        )
+        selected, entropies = self.head(hidden, batch.tokens.to(device))
         mask = batch.loss_mask.to(device)
         zeros = torch.zeros(mask.shape, dtype=selected.dtype, device=device)
         return zeros.masked_scatter(mask, selected), zeros.masked_scatter(mask, entropies)

@@ -1,20 +1,23 @@
 """Handing the learner's weights to the rollout engine, and the proof that they arrived.
 
-Two checks. (1) A hash of names, shapes, types and bytes on both sides, where the engine can read its weights back: it
-sees any weight that differs, but not what the engine computes with them (a stale packed copy, a stale prefix cache).
+Two checks. (1) A hash of each weight's name, shape, type and bytes on both sides, as the engine holds it or as it
+arrived there: it sees any weight that differs, but not what the engine computes with it (a stale packed copy, a stale
+prefix cache).
 (2) A few responses just sampled are scored by the learner: it sees what the engine computes, but only as far as
 rounding lets it, so that in low precision a small step can hide below the tolerance.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from grpo_lab.diagnostics import log_ratios
 from grpo_lab.learner import Learner
 from grpo_lab.minibatches import Minibatch
-from grpo_lab.rollout import RolloutEngine, Weights
-from grpo_lab.weights import fingerprint
+from grpo_lab.rollout import RolloutEngine
+from grpo_lab.weights import Weights, combine, hashed
 
 
 class SyncError(RuntimeError):
@@ -22,20 +25,24 @@ class SyncError(RuntimeError):
 
 
 def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str:
-    """Give the engine these weights and compare hashes. Returns the hash.
+    """Give the engine these weights, as a stream, and compare hashes weight by weight. Returns the hash of all.
 
     Raises:
         SyncError: the engine's weights are other than those handed over.
     """
-    given = dict(weights)
-    engine.load_weights(given.items(), version=version)
-    expected, held = fingerprint(given.items()), engine.fingerprint()
-    if held is not None and held != expected:
+    given: dict[str, str] = {}
+    stream = hashed(weights, given, engine.dtype)
+    engine.load_weights(stream, version=version)
+    # An engine that stopped early: what it left out counts as given, and other ranks wait for the stream's end.
+    deque(stream, maxlen=0)
+    held = engine.digests()
+    if held is not None and held != given:
+        wrong = sorted(name for name in given.keys() | held.keys() if given.get(name) != held.get(name))
         raise SyncError(
-            f"weights of version {version} did not arrive: the learner's hash is {expected}, the engine's {held}; "
-            "restart the run from its last checkpoint (resume=)"
+            f"weights of version {version} did not arrive: {len(wrong)} of {len(given)} differ in the engine, the "
+            f"first is {wrong[0]}; restart the run from its last checkpoint (resume=)"
         )
-    return expected
+    return combine(given)
 
 
 def prove_by_scoring(learner: Learner, engine: RolloutEngine, sample: Minibatch) -> float:

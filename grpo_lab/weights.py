@@ -1,28 +1,49 @@
-"""Named weights on their way from the learner to a sampler: hashing and copying."""
+"""Named weights on their way from the learner to a sampler: hashing and copying.
+
+Weights travel as a stream of (name, tensor). A tensor is valid only until the next is asked for: a sharded learner
+gathers a bucket at a time and lets it go again.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+Weights = Iterable[tuple[str, Tensor]]
 
-def fingerprint(weights: Iterable[tuple[str, Tensor]]) -> str:
+
+def digest(name: str, tensor: Tensor) -> str:
+    """A hash of one weight's name, shape, type and bytes."""
+    held = tensor.detach().cpu().contiguous()
+    head = f"{name}|{tuple(held.shape)}|{held.dtype}|".encode()
+    return hashlib.blake2b(head + _bytes(held), digest_size=16).hexdigest()
+
+
+def combine(digests: Mapping[str, str]) -> str:
+    """One hash of all, whatever the order they came in."""
+    return hashlib.blake2b("".join(sorted(digests.values())).encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(weights: Weights) -> str:
     """A hash of names, shapes, types and bytes, whatever the order they come in."""
-    digests = []
+    return combine({name: digest(name, tensor) for name, tensor in weights})
+
+
+def hashed(weights: Weights, digests: dict[str, str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The stream in `dtype`, with each weight's digest noted as it passes."""
     for name, tensor in weights:
-        held = tensor.detach().cpu().contiguous()
-        head = f"{name}|{tuple(held.shape)}|{held.dtype}|".encode()
-        digests.append(hashlib.blake2b(head + _bytes(held), digest_size=16).digest())
-    return hashlib.blake2b(b"".join(sorted(digests)), digest_size=16).hexdigest()
+        cast = tensor.detach().to(dtype)
+        digests[name] = digest(name, cast)
+        yield name, cast
 
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def clone(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def clone(weights: Weights) -> dict[str, Tensor]:
     """A copy on the CPU that later updates leave alone."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}

@@ -214,6 +214,10 @@ def learner_settings(**changes: Any) -> LearnerConfig:
         "precision": "fp32",
         "micro_batch_tokens": 1000,
         "logit_chunk": 7,
+        "zero_stage": 0,
+        "offload_optimizer": False,
+        "offload_parameters": False,
+        "activation_checkpointing": False,
     }
     return LearnerConfig(**(settings | changes))
 

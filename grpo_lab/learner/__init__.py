@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from grpo_lab.config import TrainConfig
+from grpo_lab.distributed import World, device_of
 from grpo_lab.metrics import Metric
 
 if TYPE_CHECKING:
@@ -63,18 +64,39 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, gathered, under Hugging Face names, in one fixed order."""
+        """All weights under Hugging Face names (tied ones under each of theirs), in one fixed order.
+
+        A stream: a tensor is valid only until the next is asked for. Every rank must run it to its end, and nothing
+        else that ranks do together may happen in between.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder `model/`, and the rest as `learner.pt`."""
+        """Write the model as a Hugging Face folder `model/`, and what else it takes to go on. On every rank."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote, before any step. On every rank."""
+        ...
 
 
-def build_learner(config: TrainConfig, model_folder: str, *, needs_reference: bool, updates: int | None) -> Learner:
+def build_learner(
+    config: TrainConfig, model_folder: str, world: World, *, needs_reference: bool, updates: int | None
+) -> Learner:
     """The learner that `learner.engine` names, at the initial weights. `updates` is the budget, where there is one."""
+    if config.learner.engine == "deepspeed":
+        from grpo_lab.learner.deepspeed_zero import DeepSpeedLearner
+
+        return DeepSpeedLearner.from_folder(
+            model_folder,
+            revision=config.model.revision,
+            settings=config.learner,
+            temperature=config.rollout.temperature,
+            device=device_of(config.hardware, world),
+            needs_reference=needs_reference,
+            updates=updates,
+            world=world,
+        )
     assert config.learner.engine == "torch_local", config.learner.engine
     from grpo_lab.learner.torch_local import TorchLearner
 
@@ -83,7 +105,7 @@ def build_learner(config: TrainConfig, model_folder: str, *, needs_reference: bo
         revision=config.model.revision,
         settings=config.learner,
         temperature=config.rollout.temperature,
-        device=config.hardware.device,
+        device=device_of(config.hardware, world),
         needs_reference=needs_reference,
         updates=updates,
     )
