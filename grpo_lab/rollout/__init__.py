@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from grpo_lab.config import TrainConfig
+from grpo_lab.distributed import World, device_of
 from grpo_lab.types import Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
-Weights = Iterable[tuple[str, "Tensor"]]
+    from grpo_lab.weights import Weights
+
+
+class EngineError(RuntimeError):
+    """The engine did not start, died, hung or answered an error; the message says what to do."""
 
 
 class RolloutEngine(Protocol):
     """A sampler with weights of its own. What it holds is what the last `load_weights` gave it, and nothing else.
 
     drift_tolerance: nats; the mean |learner - sampler log-prob| that rounding alone may cause between this engine and
-    the learner with equal weights.
+    the learner with equal weights. dtype: the type it takes weights in.
     """
 
-    policy_version: int
-    drift_tolerance: float
+    @property
+    def policy_version(self) -> int: ...
+
+    @property
+    def drift_tolerance(self) -> float: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[list[Rollout]]:
-        """`group_size` responses to each prompt, in order. Member j of a prompt with seed s draws from seed s + j."""
+        """`group_size` responses to each prompt, in order. Member j of a prompt with seed s draws from seed s + j.
+
+        Raises:
+            EngineError: the engine is lost; no part of the answers is used.
+        """
         ...
 
     def load_weights(self, weights: Weights, *, version: int) -> None:
-        """Replace all weights. Raises ValueError where a name or shape does not fit; then nothing was replaced."""
+        """Replace all weights by a stream of them, each used before the next is asked for.
+
+        Raises:
+            ValueError: a name or shape does not fit. Nothing may be sampled afterwards.
+            EngineError: the engine did not take them.
+        """
         ...
 
-    def fingerprint(self) -> str | None:
-        """A hash of the weights held, as `weights.fingerprint` makes it; None where they cannot be read back."""
+    def digests(self) -> dict[str, str] | None:
+        """The digest (`weights.digest`) of each weight as it lies in the engine, or as it arrived there where it is
+        then repacked; None where neither can be read."""
         ...
 
     def close(self) -> None: ...
 
 
-def build_rollout_engine(config: TrainConfig, model_folder: str) -> RolloutEngine:
-    """The engine that `rollout.engine` names, holding the initial weights."""
+def build_rollout_engine(config: TrainConfig, model_folder: str, run_dir: Path, world: World) -> RolloutEngine:
+    """This rank's engine, which `rollout.engine` names, holding the initial weights. Its log goes to `run_dir`.
+
+    Raises:
+        EngineError: it does not start.
+    """
+    if config.rollout.engine == "vllm":
+        from grpo_lab.rollout.vllm import build_vllm_engine
+
+        return build_vllm_engine(config, model_folder, run_dir)
     assert config.rollout.engine == "hf", config.rollout.engine
     from grpo_lab.policy import AUTOCAST
     from grpo_lab.rollout.hf import HfEngine
@@ -51,7 +81,7 @@ def build_rollout_engine(config: TrainConfig, model_folder: str) -> RolloutEngin
         model_folder,
         revision=config.model.revision,
         max_rows=config.rollout.max_rows,
-        device=config.hardware.device,
+        device=device_of(config.hardware, world),
         # The learner's own: what differs between the two is then rounding, and not precision.
         autocast=AUTOCAST[config.learner.precision],
     )

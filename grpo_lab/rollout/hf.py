@@ -17,10 +17,9 @@ from torch import Tensor
 
 from grpo_lab.logprobs import log_softmax
 from grpo_lab.policy import compute_precision, end_tokens, load_model, load_tokenizer
-from grpo_lab.rollout import Weights
 from grpo_lab.rollout.cache import make_cache
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
-from grpo_lab.weights import fingerprint
+from grpo_lab.weights import Weights, digest
 
 # Finished rows are cut out of the cache once they are this share of the batch: each cut copies the cache.
 COMPACT_SHARE = 0.125
@@ -70,6 +69,8 @@ class HfEngine:
         self.autocast = autocast
         self.drift_tolerance = DRIFT_TOLERANCE[autocast]
         self.policy_version = 0
+        # Under autocast as well: parameters stay wide.
+        self.dtype = torch.float32
         self.end_tokens = end_tokens(model, tokenizer)
         self.device = next(model.parameters()).device
 
@@ -87,26 +88,26 @@ class HfEngine:
         return cls(model, load_tokenizer(folder, revision=revision), max_rows=max_rows, autocast=autocast)
 
     def load_weights(self, weights: Weights, *, version: int) -> None:
-        held = dict(self.model.named_parameters())
-        given = dict(weights)
-        if held.keys() != given.keys():
-            differing = sorted(held.keys() ^ given.keys())
-            raise ValueError(
-                f"weights for version {version} do not fit the sampler: {differing[0]} is on one side only"
-            )
-        for name, tensor in given.items():
-            if tensor.shape != held[name].shape:
-                raise ValueError(
-                    f"weights for version {version} do not fit the sampler: {name} has shape {tuple(tensor.shape)}, "
-                    f"the sampler's has {tuple(held[name].shape)}"
-                )
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        missing = set(held)
         with torch.no_grad():
-            for name, tensor in given.items():
+            for name, tensor in weights:
+                if name not in held:
+                    raise ValueError(f"weights of version {version} do not fit the sampler: it has no {name}")
+                if tensor.shape != held[name].shape:
+                    raise ValueError(
+                        f"weights of version {version} do not fit the sampler: {name} has shape "
+                        f"{tuple(tensor.shape)}, the sampler's has {tuple(held[name].shape)}"
+                    )
                 held[name].copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise ValueError(f"weights of version {version} do not fit the sampler: {min(missing)} did not come")
         self.policy_version = version
 
-    def fingerprint(self) -> str:
-        return fingerprint(self.model.named_parameters())
+    def digests(self) -> dict[str, str]:
+        held = self.model.named_parameters(remove_duplicate=False)
+        return {name: digest(name, parameter) for name, parameter in held}
 
     def close(self) -> None:
         """Nothing to stop: the sampler lives in this process."""

