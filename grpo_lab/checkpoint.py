@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_lab.config import ConfigError
+from grpo_lab.distributed import World
 from grpo_lab.types import Group, Problem, Prompt, Rollout
 
 FOLDER = "checkpoints"
@@ -31,16 +31,33 @@ def folder_of(run_dir: Path, update: int) -> Path:
     return run_dir / FOLDER / f"{_PREFIX}{update:06d}"
 
 
-def save(run_dir: Path, update: int, state: Mapping[str, Any], write_parts: Callable[[Path], None]) -> Path:
-    """Save `state` and whatever `write_parts` writes into the folder it is given. Returns the finished folder.
+def save(
+    run_dir: Path,
+    update: int,
+    state: Callable[[], Mapping[str, Any]],
+    write_parts: Callable[[Path], None],
+    world: World,
+) -> Path:
+    """Save the leader's `state()` and whatever `write_parts` writes, on every rank, into the folder it is given.
 
-    A checkpoint of this update that is already there is replaced (a resumed run reaches the same update again).
+    Returns the finished folder. A checkpoint of this update that is already there is replaced (a resumed run reaches
+    the same update again).
     """
     final = folder_of(run_dir, update)
     temporary = final.with_name(f"{_TEMPORARY}{update:06d}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+
+    def begin() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+
+    world.lead(begin)
     write_parts(temporary)
+    world.lead(lambda: _finish(final, temporary, update, state()))
+    return final
+
+
+def _finish(final: Path, temporary: Path, update: int, state: Mapping[str, Any]) -> None:
+    """Add the state and the list of files, flush everything, and give the folder its name."""
     torch.save(dict(state), temporary / STATE_FILE)
     files = {
         str(path.relative_to(temporary)): {"size": path.stat().st_size, "sha256": _sha256(path)}
@@ -57,7 +74,6 @@ def save(run_dir: Path, update: int, state: Mapping[str, Any], write_parts: Call
     else:
         temporary.rename(final)
     _fsync(final.parent)
-    return final
 
 
 def prune(run_dir: Path, keep: int) -> None:
@@ -105,13 +121,7 @@ def damage(folder: Path) -> str | None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """The state of a checkpoint.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    if (fault := damage(folder)) is not None:
-        raise ConfigError(f"the checkpoint {folder} cannot be used: {fault}")
+    """The state of a checkpoint that `newest` has found whole."""
     state: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True)
     return state
 

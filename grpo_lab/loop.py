@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 
 from grpo_lab import checkpoint, diagnostics, metrics
-from grpo_lab.collect import CollectionError, Collector, Exhausted, retained_metrics
+from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.config import TrainConfig
+from grpo_lab.distributed import World
 from grpo_lab.evaluation import evaluate, evaluation_sampling, per_problem, scores
 from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
 from grpo_lab.metrics import Metric
@@ -22,8 +24,9 @@ from grpo_lab.rollout import RolloutEngine
 from grpo_lab.runstate import RunState
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import hand_over, prove_by_scoring
-from grpo_lab.tracking import Tracker
+from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.tracking.atomic import write_atomically
+from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone
 
@@ -34,20 +37,33 @@ FAILED_BATCH = "failed_minibatch.pt"
 EVALUATIONS = "evaluations"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Leading:
+    """What only the leading rank has: the source of groups, the held-out prompts, and how tokens are read."""
+
+    collector: Collector
+    test_prompts: Sequence[Prompt]
+    decode: Decode
+
+
 @dataclass(kw_only=True)
 class Loop:
-    """One run. `state` is where it stands; everything else is fixed while it runs."""
+    """One run, as every rank of it runs it. `state` is where it stands; everything else is fixed while it runs.
+
+    The leading rank alone collects, judges and writes; `leading` is None on the others.
+    """
 
     config: TrainConfig
     run_dir: Path
+    world: World
     schedule: Schedule
     objective: Objective
     learner: Learner
     engine: RolloutEngine
-    collector: Collector
-    tracker: Tracker
-    test_prompts: Sequence[Prompt]
-    decode: Any
+    # Work that samples, done by the leading rank: by itself, or with the others' help.
+    lead_sampling: Callable[[Callable[[], Any]], Any]
+    leading: Leading | None
+    tracker: Tracker | QuietTracker
     state: RunState
 
     def run(self) -> None:
@@ -72,12 +88,14 @@ class Loop:
                 old = self._old_logprobs(minibatch)
                 reference = learner.reference_logprobs(minibatch) if self.objective.needs_reference else None
                 result = self._step(minibatch, reference, old)
-            row |= self._diagnose(minibatch, result)
+            if self.leading is not None:
+                row |= self._diagnose(self.leading, minibatch, result)
             state.update += 1
             if schedule.refresh(state.update, epoch_completed=state.epoch_completed):
                 with tracker.phase("learn"):
                     learner.refresh_reference()
-            self._log(row, minibatch, result)
+            if self.leading is not None:
+                self._log(self.leading, row, minibatch, result)
             if schedule.evaluate(state.update):
                 self._evaluate()
             if schedule.save(state.update):
@@ -90,11 +108,18 @@ class Loop:
         digest = hand_over(self.engine, self.learner.weights(), version=update)
         self.tracker.note(f"sync: version {update}, weights {digest}")
         if self.schedule.minibatches_per_collection < self.schedule.v:
-            self.state.behaviour_weights = clone(self.learner.weights())
+            self._keep_behaviour()
+
+    def _keep_behaviour(self) -> None:
+        weights = self.learner.weights()
+        if self.leading is not None:
+            self.state.behaviour_weights = clone(weights)
+        else:
+            deque(weights, maxlen=0)
 
     def _collect(self) -> dict[str, float] | Exhausted:
         wanted = self.schedule.minibatches_per_collection * self.config.groups_per_minibatch
-        collection = self.collector.collect(wanted)
+        collection: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(wanted))
         if isinstance(collection, Exhausted):
             return collection
         self.state.groups, self.state.epoch_completed = collection.groups, collection.epoch_completed
@@ -134,18 +159,27 @@ class Loop:
                 minibatch, self.objective, update=self.state.update, reference=reference, old=old
             )
         except NonFiniteError:
-            # What went in. The weights of this moment are the last checkpoint's only right after a save.
-            groups = checkpoint.groups_to_state(minibatch.groups)
-            torch.save({"update": self.state.update, "groups": groups}, self.run_dir / FAILED_BATCH)
-            self.tracker.message(f"the minibatch is saved in {self.run_dir / FAILED_BATCH}")
+            if self.leading is not None:
+                self._save_failed(minibatch)
             raise
         if self.schedule.pass_index(self.state.update) == 0:
             self.state.first_scores = result.logprobs
         return result
 
+    def _save_failed(self, minibatch: Minibatch) -> None:
+        """What went in. The weights of this moment are the last checkpoint's only right after a save."""
+        groups = checkpoint.groups_to_state(minibatch.groups)
+        torch.save({"update": self.state.update, "groups": groups}, self.run_dir / FAILED_BATCH)
+        self.tracker.message(f"the minibatch is saved in {self.run_dir / FAILED_BATCH}")
+
     # --- what is seen of it ---
 
-    def _diagnose(self, minibatch: Minibatch, result: StepResult) -> dict[str, float]:
+    @property
+    def _leading(self) -> Leading:
+        assert self.leading is not None, "only the leading rank comes here"
+        return self.leading
+
+    def _diagnose(self, leading: Leading, minibatch: Minibatch, result: StepResult) -> dict[str, float]:
         state, schedule, update = self.state, self.schedule, self.state.update
         ratios = diagnostics.log_ratios(minibatch, result.logprobs)
         parts: dict[str, Metric] = result.metrics | diagnostics.mismatch(ratios) | retained_metrics(minibatch.groups)
@@ -154,8 +188,8 @@ class Loop:
         row["sample_age"] = row["sample_age_max"] = float(update - minibatch.groups[0].rollouts[0].policy_version)
         row["sync/version"] = float(schedule.last_sync(update))
         row["pass"] = float(schedule.pass_index(update))
-        row["total/responses"] = float(self.collector.total_responses)
-        row["total/tokens"] = float(self.collector.total_tokens)
+        row["total/responses"] = float(leading.collector.total_responses)
+        row["total/tokens"] = float(leading.collector.total_tokens)
         if schedule.is_last_pass(update):
             assert state.first_scores is not None
             first = diagnostics.log_ratios(minibatch, state.first_scores)
@@ -167,63 +201,74 @@ class Loop:
                 state.block_ess, state.block_minibatches = diagnostics.EssSums(), 0
         return row
 
-    def _log(self, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
+    def _log(self, leading: Leading, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
         update, every = self.state.update, self.config.tracking.rollouts_every
         self.tracker.log_update(update, row)
         if every is not None and update % every == 0:
             groups = minibatch.groups[:SAMPLE_GROUPS]
-            self.tracker.log_rollouts(update, groups, result.logprobs[:SAMPLE_GROUPS], self.decode)
+            self.tracker.log_rollouts(update, groups, result.logprobs[:SAMPLE_GROUPS], leading.decode)
 
     def _evaluate(self) -> None:
         """Score the learner's weights on held-out problems. It is no sync: the engine gets its own weights back
         where it still has to sample, and age and version are untouched."""
-        state, settings = self.state, self.config.evaluation
+        update = self.state.update
         with self.tracker.phase("evaluate"):
-            hand_over(self.engine, self.learner.weights(), version=state.update)
-            groups = evaluate(
-                self.engine,
-                self.collector.verifier,
-                self.test_prompts,
-                n=settings.n,
-                sampling=evaluation_sampling(self.config),
-                seed=self.config.seed,
-            )
-            if self.schedule.samples_again_before_sync(state.update):
+            hand_over(self.engine, self.learner.weights(), version=update)
+            row: dict[str, float] = self.lead_sampling(lambda: self._score_held_out(self._leading))
+            if self.schedule.samples_again_before_sync(update):
                 self.restore_behaviour()
+        self.tracker.log_evaluation(update, row)
+
+    def _score_held_out(self, leading: Leading) -> dict[str, float]:
+        settings, update = self.config.evaluation, self.state.update
+        groups = evaluate(
+            self.engine,
+            leading.collector.verifier,
+            leading.test_prompts,
+            n=settings.n,
+            sampling=evaluation_sampling(self.config),
+            seed=self.config.seed,
+        )
         row = scores(groups, settings.k)
-        counts = json.dumps({"update": state.update, "scores": row, "problems": per_problem(groups)})
+        counts = json.dumps({"update": update, "scores": row, "problems": per_problem(groups)})
         (self.run_dir / EVALUATIONS).mkdir(exist_ok=True)
-        write_atomically(self.run_dir / EVALUATIONS / f"update_{state.update:06d}.json", counts.encode())
-        self.tracker.log_evaluation(state.update, row)
+        write_atomically(self.run_dir / EVALUATIONS / f"update_{update:06d}.json", counts.encode())
+        return row
 
     def restore_behaviour(self) -> None:
         """Put the kept behaviour weights back into the engine."""
-        assert self.state.behaviour_weights is not None, "weights that have to sample again are kept at their sync"
+        kept = self.state.behaviour_weights
+        assert kept is not None or self.leading is None, "weights that have to sample again are kept at their sync"
         version = self.schedule.last_sync(self.state.update)
-        hand_over(self.engine, self.state.behaviour_weights.items(), version=version)
+        hand_over(self.engine, (kept or {}).items(), version=version)
 
     def _save(self) -> None:
-        update = self.state.update
         with self.tracker.phase("save"):
-            state = {
-                "run": self.state.to_state(collection_open=not self.schedule.collect(update)),
-                "collector": self.collector.state(),
-                "tracker": self.tracker.state(),
-            }
-            checkpoint.save(self.run_dir, update, state, self.learner.save)
-            checkpoint.prune(self.run_dir, self.config.checkpoint.keep)
+            checkpoint.save(self.run_dir, self.state.update, self._state_to_save, self.learner.save, self.world)
+            self.world.lead(lambda: checkpoint.prune(self.run_dir, self.config.checkpoint.keep))
+
+    def _state_to_save(self) -> dict[str, Any]:
+        return {
+            "run": self.state.to_state(collection_open=not self.schedule.collect(self.state.update)),
+            "collector": self._leading.collector.state(),
+            "tracker": self.tracker.state(),
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state; the learner and the tracker have loaded their own parts."""
         self.state = RunState.from_state(saved["run"])
-        self.collector.load_state(saved["collector"])
+        if self.leading is not None:
+            self.leading.collector.load_state(saved["collector"])
+        else:
+            self.state.behaviour_weights = None
         if self.schedule.samples_again_before_sync(self.state.update):
             self.restore_behaviour()
 
     def close(self) -> None:
         """Stop the engine and the verifier's workers."""
         self.engine.close()
-        self.collector.verifier.close()
+        if self.leading is not None:
+            self.leading.collector.verifier.close()
 
     def _finish_epochs(self, exhausted: Exhausted) -> None:
         """With a budget in epochs the end is known only when it is reached: score and save it if that is not done.

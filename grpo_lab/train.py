@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,17 +23,25 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo_lab.config import ConfigError, TrainConfig, conf_dir, load_config, register, save_config, to_config
+from grpo_lab.config import ConfigError, TrainConfig, conf_dir, register, save_config, to_config
+from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks
+from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
 
-CONFIG_FILE = "config.yaml"
-# What a resumed run may change: its length.
-RESUME_MAY_SET = ("resume", "schedule.updates")
+if TYPE_CHECKING:
+    from grpo_lab.distributed import World
+    from grpo_lab.tracking import Tracker
+
+# Errors that every rank raises, or raises because another did: the leading rank reports them.
+RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError")
 
 # The user's own switch for whole tracebacks, read before `main` sets it for Hydra's sake.
 HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
 WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
+
+# A composed configuration, and the words of the command line that it came from.
+Command = tuple[TrainConfig, Sequence[str]]
 
 register()
 
@@ -42,30 +50,69 @@ def main() -> None:
     """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
     # Hydra would print an exception itself; here it comes through, to be one line or a whole traceback.
     os.environ[HYDRA_TRACEBACK] = "1"
+    commands: list[Command] = []
     try:
-        _hydra_main()
+        _compose(commands)
+        os.environ[HYDRA_TRACEBACK] = str(int(WANTS_TRACEBACK))
+        for command in commands:
+            _start(*command)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if WANTS_TRACEBACK or not _is_foreseen(error):
             raise
-        print(f"error: {_as_lines(error)}", file=sys.stderr)
+        place = place_from_environment()
+        if place is None or place.rank == 0:
+            print(f"error: {_as_lines(error)}", file=sys.stderr)
+        elif type(error).__name__ not in RAISED_BY_ALL:
+            print(f"error: rank {place.rank}: {_as_lines(error)}", file=sys.stderr)
         sys.exit(2)
 
 
-@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-def _hydra_main(composed: DictConfig) -> None:
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode == RunMode.MULTIRUN:
+def _compose(commands: list[Command]) -> None:
+    """Let Hydra read the command line: it runs a sweep's jobs itself; a single run is noted in `commands`, to be run
+    outside of Hydra, which would comment on its errors; what only prints (--help, --cfg) notes nothing."""
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def compose(composed: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        if hydra_config.mode != RunMode.MULTIRUN:
+            commands.append((to_config(composed), hydra_config.overrides.task))
+            return
         try:
             _run_in_child(to_config(composed), Path(hydra_config.runtime.output_dir))
         except ConfigError as error:
             # Hydra raises only the first failure of a sweep, at its end: each is to be seen.
             print(f"error: {error}", file=sys.stderr)
             raise
+
+    compose()
+
+
+def _start(config: TrainConfig, overrides: Sequence[str]) -> None:
+    """A run, in this process or in as many as it has ranks."""
+    if (place := place_from_environment()) is not None:
+        _train_as_rank(place, config, overrides)
         return
-    config, run_dir, resuming = _choose_run(composed, hydra_config.overrides.task)
-    train(config, run_dir, resuming=resuming)
+    config, run_dir, resuming = choose_run(config, overrides)
+    if config.hardware.ranks > 1:
+        start_ranks(config.hardware, ["-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"])
+    else:
+        train(config, run_dir, resuming=resuming)
+
+
+def _train_as_rank(place: Place, config: TrainConfig, overrides: Sequence[str]) -> None:
+    """Train as one of the ranks that a launcher has started: the leading one chooses the run, for all."""
+    from grpo_lab import distributed
+
+    def choose() -> tuple[TrainConfig, Path, bool]:
+        chosen = choose_run(config, overrides)
+        check_place(place, chosen[0].hardware)
+        return chosen
+
+    world = distributed.join(rank=place.rank, size=place.size, local_rank=place.local_rank)
+    chosen, run_dir, resuming = world.lead(choose)
+    train(chosen, run_dir, resuming=resuming, world=world)
 
 
 class JobError(RuntimeError):
@@ -88,89 +135,13 @@ def _as_lines(error: Exception) -> str:
     return " ".join(" ".join(parts).split())
 
 
-def _choose_run(composed: DictConfig, overrides: Sequence[str]) -> tuple[TrainConfig, Path, bool]:
-    """The configuration, the run folder (made, and holding the configuration), and whether the run is resumed."""
-    config = to_config(composed)
-    if config.resume is not None:
-        for override in overrides:
-            key = override.partition("=")[0].lstrip("+~")
-            if key not in RESUME_MAY_SET:
-                raise ConfigError(
-                    f"{key}= cannot be combined with resume=, which takes its settings from the run; only "
-                    "schedule.updates= may change"
-                )
-        run_dir = Path(config.resume)
-        saved = load_config(run_dir / CONFIG_FILE)
-        if any(override.startswith("schedule.updates=") for override in overrides):
-            _lengthen(saved, config.schedule.updates)
-            # Kept, so that resuming once more does not fall back to the old budget.
-            save_config(saved, run_dir / CONFIG_FILE)
-        return saved, run_dir, True
-    validate(config)
-    run_dir = _new_run_dir(config)
-    save_config(config, run_dir / CONFIG_FILE)
-    return config, run_dir, False
-
-
-def _lengthen(saved: TrainConfig, updates: int | None) -> None:
-    """Give a saved configuration another budget.
-
-    Raises:
-        ConfigError: the run's budget or rate depends on the old one, or the new one is none.
-    """
-    if saved.schedule.epochs is not None:
-        raise ConfigError(
-            f"schedule.updates= has no effect: the run's budget is schedule.epochs={saved.schedule.epochs}"
-        )
-    if saved.learner.lr_schedule != "constant":
-        raise ConfigError(
-            f"schedule.updates= cannot change: the run's learner.lr_schedule={saved.learner.lr_schedule} ends at "
-            f"update {saved.schedule.updates}, and another end would make the rate jump"
-        )
-    saved.schedule.updates = updates
-    validate(saved)
-
-
-def _new_run_dir(config: TrainConfig) -> Path:
-    """Make the run's folder: `run_dir`, or one under outputs/ named after what is run.
-
-    Raises:
-        ConfigError: `run_dir` holds a run already.
-    """
-    if config.run_dir is not None:
-        run_dir = Path(config.run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        if _holds_a_run(run_dir):
-            raise ConfigError(
-                f"run_dir={run_dir} holds a run already: continue it with resume={run_dir}, or name another"
-            )
-        return run_dir
-    schedule = Schedule.from_config(config)
-    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_v{schedule.v}_i{schedule.i}"
-    name = f"{datetime.now():%Y%m%d-%H%M%S}_{what}_seed{config.seed}"
-    for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
-        run_dir = Path("outputs") / f"{name}{suffix}"
-        try:
-            run_dir.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return run_dir
-    raise ConfigError(f"outputs/{name} and its numbered siblings exist: name the folder with run_dir=")
-
-
-def _holds_a_run(run_dir: Path) -> bool:
-    """Whether anything was logged there; a start that failed over a setting leaves the folder free."""
-    metrics = run_dir / "metrics.jsonl"
-    return metrics.exists() and metrics.stat().st_size > 0
-
-
 def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     """One job of a sweep, in a process of its own, so that nothing of one job is left to the next."""
     if config.resume is not None:
         raise ConfigError("resume= goes on with one run and makes no sweep: leave out -m")
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
-    if _holds_a_run(run_dir):
+    if holds_a_run(run_dir):
         raise ConfigError(f"{run_dir} holds a run already: choose another hydra.sweep.dir, or resume that run")
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.tracking.group is None:
@@ -195,33 +166,33 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
         raise JobError(f"the job in {run_dir} ended with exit code {code}")
 
 
-def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
+def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | None = None) -> None:
     """Run one configuration to its end, in `run_dir`, from its newest whole checkpoint if it is resumed.
+
+    `world`: the ranks, where there are several.
 
     Raises:
         ConfigError: a setting, data set, model or checkpoint that cannot be used.
     """
     warnings = validate(config)
-    _set_up_process(config)
+    _set_threads(config)
     # Only now the heavy libraries: a wrong setting has failed by here.
-    from grpo_lab import checkpoint
+    from grpo_lab import checkpoint, distributed
     from grpo_lab.build import build_loop
-    from grpo_lab.tracking import Tracker, forward_warnings
+    from grpo_lab.tracking import QuietTracker, forward_warnings
 
-    folder, damaged = _find_checkpoint(config, run_dir) if resuming else (None, [])
+    if world is None:
+        world = distributed.join() if config.learner.engine == "deepspeed" else distributed.World()
+    _set_up_process(config, world)
+    folder, damaged = world.lead(lambda: _find_checkpoint(config, run_dir)) if resuming else (None, [])
     saved = None if folder is None else checkpoint.load_state(folder)
-    at = None if not resuming else -1 if saved is None else saved["run"]["update"]
-    tracker = Tracker.open(run_dir, config, total_updates=Schedule.from_config(config).updates, resume_from=at)
+    tracker = _open_tracker(config, run_dir, saved, resuming) if world.is_leader else QuietTracker()
     status, loop = "failed", None
     forwarding = forward_warnings(tracker)
     try:
-        if saved is not None:
-            tracker.load_state(saved["tracker"])
-        elif resuming:
-            tracker.start_afresh()
         for line in (*warnings, *damaged):
             tracker.warning(line)
-        loop = build_loop(config, run_dir, tracker)
+        loop = build_loop(config, run_dir, tracker, world)
         if saved is not None and folder is not None:
             loop.learner.load(folder)
             loop.restore(saved)
@@ -236,6 +207,19 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool) -> None:
         forwarding.close()
         if loop is not None:
             loop.close()
+        distributed.leave()
+
+
+def _open_tracker(config: TrainConfig, run_dir: Path, saved: dict[str, Any] | None, resuming: bool) -> Tracker:
+    from grpo_lab.tracking import Tracker
+
+    at = None if not resuming else -1 if saved is None else saved["run"]["update"]
+    tracker = Tracker.open(run_dir, config, total_updates=Schedule.from_config(config).updates, resume_from=at)
+    if saved is not None:
+        tracker.load_state(saved["tracker"])
+    elif resuming:
+        tracker.start_afresh()
+    return tracker
 
 
 def _find_checkpoint(config: TrainConfig, run_dir: Path) -> tuple[Path | None, list[str]]:
@@ -248,7 +232,7 @@ def _find_checkpoint(config: TrainConfig, run_dir: Path) -> tuple[Path | None, l
 
     checkpoint.tidy(run_dir)
     folder, damaged = checkpoint.newest(run_dir)
-    if folder is None and _holds_a_run(run_dir):
+    if folder is None and holds_a_run(run_dir):
         if damaged:
             raise ConfigError(f"no checkpoint of {run_dir} is whole: {'; '.join(damaged)}")
         if config.checkpoint.every is None:
@@ -264,16 +248,36 @@ def _next_command(config: TrainConfig, run_dir: Path, status: str) -> str:
     return "python -m grpo_lab.train -m objective=grpo,agro,ggpo schedule.v=8,32,128"
 
 
-def _set_up_process(config: TrainConfig) -> None:
-    """Threads as configured, and SIGTERM (a scheduler's notice) as an interruption that ends tidily."""
+def _set_threads(config: TrainConfig) -> None:
+    """What libraries read when they are loaded."""
     # Waiting threads that spin starve each other on a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # torchrun sets 1 of its own accord.
+    if place_from_environment() is not None:
+        os.environ["OMP_NUM_THREADS"] = str(config.hardware.threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(config.hardware.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if config.hardware.device == "cpu":
+        # Where DeepSpeed is installed it looks for an accelerator whenever a library imports it, and prints about it.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def _set_up_process(config: TrainConfig, world: World) -> None:
+    """Threads and device as configured, and SIGTERM (a scheduler's notice) as an interruption that ends tidily.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     import torch
     import transformers
 
+    from grpo_lab.distributed import device_of
+
     torch.set_num_threads(config.hardware.threads)
+    if config.hardware.device != "cpu":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"hardware.device={config.hardware.device}: torch sees no GPU here; choose hardware=cpu")
+        torch.cuda.set_device(device_of(config.hardware, world))
     # Bars for reading and writing weights would tear the live view.
     transformers.utils.logging.disable_progress_bar()
 

@@ -14,6 +14,7 @@ from grpo_lab.config import (
     TrainConfig,
 )
 from grpo_lab.schedule import Schedule
+from grpo_lab.validation_engines import engine_problems, engine_warnings
 
 CHOICES = {
     "objective.zero_variance": ("filter", "mask", "keep"),
@@ -22,8 +23,10 @@ CHOICES = {
     "objective.clip_center": ("one", "pi_k"),
     "objective.kl_clamp": ("none", "verl"),
     "objective.aggregation": ("token_mean", "sequence_mean", "constant_length"),
-    "rollout.engine": ("hf",),
-    "learner.engine": ("torch_local",),
+    "rollout.engine": ("hf", "vllm"),
+    "rollout.vllm.mode": ("worker", "in_process", "server"),
+    "rollout.vllm.dtype": ("fp32", "bf16"),
+    "learner.engine": ("torch_local", "deepspeed"),
     "learner.precision": ("fp32", "bf16"),
     "learner.lr_schedule": ("constant", "linear"),
     "dataset.verifier": ("math", "exact"),
@@ -42,6 +45,9 @@ AT_LEAST_ONE = (
     "rollout.max_prompt_tokens",
     "rollout.max_response_tokens",
     "rollout.max_rows",
+    "rollout.vllm.tensor_parallel",
+    "rollout.vllm.kv_cache_gb",
+    "rollout.vllm.max_model_len",
     "learner.micro_batch_tokens",
     "learner.logit_chunk",
     "evaluation.every",
@@ -55,6 +61,7 @@ AT_LEAST_ONE = (
     "verifier.workers",
     "hardware.threads",
     "hardware.ranks",
+    "hardware.nodes",
 )
 REFERENCE_FAMILIES = ("agro", "ggpo")
 
@@ -73,6 +80,7 @@ def validate(config: TrainConfig) -> list[str]:
         ConfigError: all problems found, one line each.
     """
     problems = [*_value_problems(config), *_batch_problems(config), *_objective_problems(config)]
+    problems += [*engine_problems(config)]
     if not problems:
         problems = list(_schedule_problems(config))
     if problems:
@@ -140,8 +148,6 @@ def _batch_problems(config: TrainConfig) -> Iterator[str]:
             yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
         if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
             yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
-    if config.hardware.ranks > 1:
-        yield f"hardware.ranks={config.hardware.ranks}: learner.engine={config.learner.engine} runs on one rank"
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     if config.learner.micro_batch_tokens < longest:
         yield (
@@ -240,6 +246,7 @@ def _warnings(config: TrainConfig) -> Iterator[str]:
                 f"schedule.t_ref={schedule.t_ref} is no multiple of the sync period of {period} updates: the "
                 "reference changes inside collections"
             )
+    yield from engine_warnings(config)
     if objective.zero_variance != "mask" and objective.mask_divisor != "all":
         yield f"objective.mask_divisor={objective.mask_divisor} has no effect unless objective.zero_variance=mask"
     if config.evaluation.every is not None and schedule.updates and config.evaluation.every > schedule.updates:

@@ -8,12 +8,16 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_runs import compose_small
 from tiny import char_tokenizer, save_model, tiny_model
+
+from grpo_lab.config import TrainConfig
 
 torch.set_num_threads(1)
 
@@ -33,3 +37,19 @@ def model() -> Any:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same Qwen3 with its tokenizer, as a Hugging Face folder. Tests must not write there."""
     return save_model(tiny_model("qwen3"), tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the small run's model is made once a session."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def small(model_cache: Path) -> Callable[..., TrainConfig]:
+    """A configuration of the small run, with overrides."""
+
+    def make(*overrides: str) -> TrainConfig:
+        return compose_small([f"model.cache_dir={model_cache}", *overrides])
+
+    return make

@@ -28,6 +28,7 @@ from grpo_lab.tracking.clock import PhaseClock
 from grpo_lab.tracking.jsonl import AppendFile, encode_row, plain_numbers, restore_rows
 from grpo_lab.tracking.panel import closing_table
 from grpo_lab.tracking.provenance import record_session
+from grpo_lab.tracking.quiet import QuietTracker
 from grpo_lab.tracking.rollouts import Decode, drop_rollouts, write_rollouts
 from grpo_lab.tracking.summary import Summary
 from grpo_lab.tracking.view import QuietView, build_view
@@ -218,7 +219,7 @@ class Tracker:
 class _ForwardingHandler(logging.Handler):
     """Log records of the package's other modules, as warnings of the run."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker | QuietTracker) -> None:
         super().__init__(logging.WARNING)
         self._tracker = tracker
 
@@ -230,7 +231,7 @@ class _ForwardingHandler(logging.Handler):
         super().close()
 
 
-def forward_warnings(tracker: Tracker) -> logging.Handler:
+def forward_warnings(tracker: Tracker | QuietTracker) -> logging.Handler:
     """Let what the package warns of through `logging` (the verifier's workers do) reach run.log and the terminal,
     until the handler is closed."""
     handler = _ForwardingHandler(tracker)

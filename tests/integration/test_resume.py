@@ -148,8 +148,6 @@ def test_a_damaged_checkpoint_is_named_and_skipped(small: Callable[..., TrainCon
     assert len(warnings) == 2
     assert "learner.pt is not as it was written" in warnings[0]
     assert "update_000004" in warnings[1]
-    with pytest.raises(ConfigError, match=r"learner\.pt"):
-        checkpoint.load_state(checkpoint.folder_of(run_dir, 6))
     assert run_process(config, run_dir, resuming=True) == 0
     assert checkpoint.newest(run_dir) == (checkpoint.folder_of(run_dir, 6), [])
 

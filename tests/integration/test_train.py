@@ -242,8 +242,8 @@ def test_an_engine_that_ignores_a_sync_is_caught(
     monkeypatch.setattr(HfEngine, "load_weights", forgetful)
     with pytest.raises(SyncError, match=r"weights of version 2 did not arrive.*resume="):
         train(small("schedule.v=2", "schedule.updates=4"), tmp_path / "run", resuming=False)
-    # Without a fingerprint to compare, scoring finds it.
-    monkeypatch.setattr(HfEngine, "fingerprint", lambda self: None)
+    # Without digests to compare, scoring finds it.
+    monkeypatch.setattr(HfEngine, "digests", lambda self: None)
     with pytest.raises(SyncError, match=r"does not sample from version 2.*nats a token"):
         train(small("schedule.v=2", "schedule.updates=4"), tmp_path / "again", resuming=False)
 

@@ -46,7 +46,7 @@ class ScriptedEngine:
     def load_weights(self, weights: Any, *, version: int) -> None:
         raise AssertionError("not part of collecting")
 
-    def fingerprint(self) -> str | None:
+    def digests(self) -> dict[str, str] | None:
         return None
 
     def close(self) -> None:

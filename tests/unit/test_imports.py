@@ -20,7 +20,11 @@ ORDER = [
     "seeds",
     "config",
     "schedule",
+    "validation_engines",
     "validation",
+    "runs",
+    "launch",
+    "distributed",
     "prompts",
     "logprobs",
     "objectives",
@@ -46,11 +50,13 @@ ORDER = [
 # Who may import a heavy library, anywhere in the file.
 TENSORS = {"types", "logprobs", "objectives", "minibatches", "policy", "weights", "rollout", "models", "learner"}
 HEAVY = {
-    "torch": {*TENSORS, "checkpoint", "runstate", "loop", "train"},
+    "torch": {*TENSORS, "launch", "distributed", "checkpoint", "runstate", "loop", "train"},
     "transformers": {"policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
     "datasets": {"prompts"},
     "huggingface_hub": {"prompts"},
+    "vllm": {"rollout"},
+    "deepspeed": {"learner"},
     "wandb": {"tracking"},
     "rich": {"tracking"},
     "math_verify": {"rewards"},

@@ -63,7 +63,48 @@ RULES: list[tuple[list[str], str]] = [
     (["evaluation.k=[]"], "evaluation.k=[] must name values from 1 to evaluation.n=8"),
     (["evaluation.temperature=-1"], "evaluation.temperature=-1.0 must be at least 0"),
     (["evaluation.top_p=0"], "evaluation.top_p=0.0 must lie in (0, 1]"),
-    (["hardware.ranks=2"], "hardware.ranks=2: learner.engine=torch_local runs on one rank"),
+    (["hardware.ranks=2"], "hardware.ranks=2 needs learner.engine=deepspeed: torch_local is one process"),
+    (["hardware=cpu_2rank", "hardware.nodes=4"], "hardware.ranks=2 must be a multiple of hardware.nodes=4"),
+    (["hardware.first_gpu=-1"], "hardware.first_gpu=-1 must be at least 0"),
+    (["hardware=cpu_2rank", "learner.zero_stage=4"], "learner.zero_stage=4 is not known: choose 0, 1, 2 or 3"),
+    (["learner.zero_stage=2"], "learner.zero_stage=2 needs learner.engine=deepspeed: torch_local shards and"),
+    (["learner.offload_optimizer=true"], "learner.offload_optimizer=True needs learner.engine=deepspeed"),
+    (
+        ["hardware=8gpu_server", "hardware.device=cuda:1"],
+        "hardware.device=cuda:1 is one GPU, and hardware.ranks=7: choose cuda",
+    ),
+    (
+        ["hardware=cpu_2rank", "learner.zero_stage=0", "learner.offload_optimizer=true"],
+        "learner.offload_optimizer=true needs learner.zero_stage=1, 2 or 3",
+    ),
+    (
+        ["hardware=cpu_2rank", "learner.offload_parameters=true"],
+        "learner.offload_parameters=true needs learner.zero_stage=3 (it is 2)",
+    ),
+    (["rollout.url=http://a:1"], "rollout.url=http://a:1 needs rollout.engine=vllm and rollout.vllm.mode=server"),
+    (
+        ["hardware=cpu_vllm", "rollout.url=http://a:1"],
+        "rollout.url=http://a:1 is a server's: set rollout.vllm.mode=server (it is worker)",
+    ),
+    (
+        ["hardware=cpu_vllm", "rollout.vllm.mode=server", "rollout.url=a:1"],
+        "rollout.url=a:1 must start with http:// or https://",
+    ),
+    (["hardware=cpu_vllm", "rollout.vllm.memory_share=1.5"], "rollout.vllm.memory_share=1.5 must lie in (0, 1]"),
+    (["hardware=cpu_vllm", "rollout.vllm.sync_timeout=0"], "rollout.vllm.sync_timeout=0.0 must be above 0 seconds"),
+    (["hardware=cpu_vllm", "rollout.vllm.restarts=-1"], "rollout.vllm.restarts=-1 must be at least 0"),
+    (
+        ["hardware=cpu_vllm", "rollout.vllm.sleep=true"],
+        "rollout.vllm.sleep=true needs rollout.vllm.mode=in_process on a GPU (mode is worker, hardware.device=cpu)",
+    ),
+    (
+        ["hardware=cpu_vllm_2rank", "rollout.vllm.mode=in_process", "hardware.ranks=1"],
+        "rollout.vllm.mode=in_process shares the process group of learner.engine=deepspeed, which takes hardware.ranks",
+    ),
+    (
+        ["hardware=8gpu_colocate_tp4", "rollout.vllm.tensor_parallel=3"],
+        "rollout.vllm.tensor_parallel=3 must divide hardware.ranks=8: in process, each rank is a part of one engine",
+    ),
     (
         ["learner.micro_batch_tokens=63"],
         "learner.micro_batch_tokens=63 must hold one prompt and one response: rollout.max_prompt_tokens + "
@@ -220,6 +261,37 @@ RUNNABLE = ("model", "objective", "schedule", "hardware", "evaluation", "trackin
 def test_no_yaml_is_outside_the_groups_that_are_walked() -> None:
     found = {path.relative_to(conf_dir()).parts[0] for path in conf_dir().rglob("*.yaml")}
     assert found == {*RUNNABLE, "dataset", "hydra", "config.yaml"}
+
+
+def test_hardware_presets_are_what_their_names_say() -> None:
+    told = {}
+    for name in options("hardware"):
+        config = run_config(f"hardware={name}")
+        assert config.hardware.name == name
+        h, vllm = config.hardware, config.rollout.vllm
+        sampler = (
+            config.rollout.engine if config.rollout.engine == "hf" else f"vllm {vllm.mode} x{vllm.tensor_parallel}"
+        )
+        learner = f"{config.learner.engine} {config.learner.zero_stage} {config.learner.precision}"
+        told[name] = (h.device, h.ranks, h.nodes, sampler, learner)
+    assert told == {
+        "cpu": ("cpu", 1, 1, "hf", "torch_local 0 fp32"),
+        "cpu_vllm": ("cpu", 1, 1, "vllm worker x1", "torch_local 0 fp32"),
+        "cpu_2rank": ("cpu", 2, 1, "hf", "deepspeed 2 fp32"),
+        "cpu_vllm_2rank": ("cpu", 2, 1, "vllm worker x1", "deepspeed 2 fp32"),
+        "1gpu": ("cuda", 1, 1, "vllm in_process x1", "torch_local 0 bf16"),
+        "8gpu_server": ("cuda", 7, 1, "vllm server x1", "deepspeed 2 bf16"),
+        "8gpu_colocate_tp4": ("cuda", 8, 1, "vllm in_process x4", "deepspeed 3 bf16"),
+        "2node": ("cuda", 16, 2, "vllm in_process x4", "deepspeed 3 bf16"),
+        "slurm": ("cuda", 7, 1, "vllm server x1", "deepspeed 2 bf16"),
+    }
+
+
+def test_engines_of_two_precisions_are_warned_of() -> None:
+    assert any(
+        "rollout.vllm.dtype=bf16 and learner.precision=fp32 differ" in line
+        for line in validate(run_config("hardware=cpu_vllm", "rollout.vllm.dtype=bf16"))
+    )
 
 
 @pytest.mark.parametrize("choice", [f"{group}={option}" for group in RUNNABLE for option in options(group)])

@@ -1,0 +1,108 @@
+"""Which rank of a run this process is, as a launcher has told it; and the launch of ranks where none has.
+
+Reading the environment loads nothing heavy, so that a wrong setting still fails at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo_lab.config import ConfigError, HardwareConfig
+
+
+class RankKilled(RuntimeError):
+    """A rank ended without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    rank: int
+    size: int
+    local_rank: int
+
+
+def place_from_environment() -> Place | None:
+    """What torchrun, or srun with several tasks a step, says of this process; None where neither started it.
+
+    Under srun the environment is completed to what torchrun would have set.
+    """
+    environment = os.environ
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        return Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]), int(environment["LOCAL_RANK"]))
+    # SLURM_NTASKS is set in batch scripts as well, where one process has yet to start the others.
+    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        environment.setdefault("MASTER_ADDR", _first_host(environment))
+        environment.setdefault("MASTER_PORT", str(20_000 + int(environment["SLURM_JOB_ID"]) % 20_000))
+        return Place(
+            int(environment["SLURM_PROCID"]),
+            int(environment["SLURM_STEP_NUM_TASKS"]),
+            int(environment["SLURM_LOCALID"]),
+        )
+    return None
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    hosts = environment["SLURM_STEP_NODELIST"]
+    if "[" not in hosts:
+        return hosts.split(",")[0]
+    listed = subprocess.run(["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True)
+    return listed.stdout.split()[0]
+
+
+def check_place(place: Place, hardware: HardwareConfig) -> None:
+    """Whether the launcher started as many ranks as the run is configured for.
+
+    Raises:
+        ConfigError: it did not.
+    """
+    if place.size != hardware.ranks:
+        raise ConfigError(
+            f"the launcher started {place.size} ranks and hardware.ranks={hardware.ranks}: set "
+            f"hardware.ranks={place.size}, or start as many"
+        )
+
+
+def start_ranks(hardware: HardwareConfig, arguments: Sequence[str]) -> None:
+    """Run `python <arguments>` as `hardware.ranks` processes of this machine, to their end, by torch elastic.
+
+    Raises:
+        ConfigError: the ranks belong on several machines, which only a launcher can reach.
+        RankKilled: one of them was killed; the others were stopped.
+        SystemExit: one of them failed, and has said why; the others were stopped.
+    """
+    if hardware.nodes > 1:
+        raise ConfigError(
+            f"hardware.nodes={hardware.nodes}: start the run on every node with torchrun --nnodes={hardware.nodes} "
+            f"--nproc-per-node={hardware.ranks // hardware.nodes} -m grpo_lab.train ..., or with srun"
+        )
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # It would repeat what the ranks have said, in fifty lines.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    launch = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=hardware.ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=str(os.getpid()),
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
+    try:
+        elastic_launch(launch, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            sys.exit(failure.exitcode)
+        reason = f"rank {rank} was killed by signal {-failure.exitcode}"
+        raise RankKilled(f"{reason}; out of memory? go on from the last checkpoint with resume=") from error
+    except SignalException as error:
+        raise KeyboardInterrupt from error

@@ -1,0 +1,102 @@
+"""Which run: a new folder with its configuration, or one to go on in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
+from grpo_lab.schedule import Schedule
+from grpo_lab.validation import validate
+
+CONFIG_FILE = "config.yaml"
+# What a resumed run may change: its length, and over how many ranks it goes on.
+RESUME_MAY_SET = ("resume", "schedule.updates", "hardware.ranks")
+
+
+def choose_run(config: TrainConfig, overrides: Sequence[str]) -> tuple[TrainConfig, Path, bool]:
+    """The configuration, the run folder (made, and holding the configuration), and whether the run is resumed.
+
+    `config` is as composed, from `overrides` among others.
+
+    Raises:
+        ConfigError: a setting that cannot work, or a folder that cannot be used.
+    """
+    if config.resume is not None:
+        for override in overrides:
+            key = override.partition("=")[0].lstrip("+~")
+            if key not in RESUME_MAY_SET:
+                raise ConfigError(
+                    f"{key}= cannot be combined with resume=, which takes its settings from the run; only "
+                    "schedule.updates= and hardware.ranks= may change"
+                )
+        run_dir = Path(config.resume)
+        saved = load_config(run_dir / CONFIG_FILE)
+        before = copy.deepcopy(saved)
+        if any(override.startswith("schedule.updates=") for override in overrides):
+            _lengthen(saved, config.schedule.updates)
+        if any(override.startswith("hardware.ranks=") for override in overrides):
+            saved.hardware.ranks = config.hardware.ranks
+            validate(saved)
+        if saved != before:
+            # Kept, so that resuming once more does not fall back to the old values.
+            save_config(saved, run_dir / CONFIG_FILE)
+        return saved, run_dir, True
+    validate(config)
+    run_dir = _new_run_dir(config)
+    save_config(config, run_dir / CONFIG_FILE)
+    return config, run_dir, False
+
+
+def _lengthen(saved: TrainConfig, updates: int | None) -> None:
+    """Give a saved configuration another budget.
+
+    Raises:
+        ConfigError: the run's budget or rate depends on the old one, or the new one is none.
+    """
+    if saved.schedule.epochs is not None:
+        raise ConfigError(
+            f"schedule.updates= has no effect: the run's budget is schedule.epochs={saved.schedule.epochs}"
+        )
+    if saved.learner.lr_schedule != "constant":
+        raise ConfigError(
+            f"schedule.updates= cannot change: the run's learner.lr_schedule={saved.learner.lr_schedule} ends at "
+            f"update {saved.schedule.updates}, and another end would make the rate jump"
+        )
+    saved.schedule.updates = updates
+    validate(saved)
+
+
+def _new_run_dir(config: TrainConfig) -> Path:
+    """Make the run's folder: `run_dir`, or one under outputs/ named after what is run.
+
+    Raises:
+        ConfigError: `run_dir` holds a run already.
+    """
+    if config.run_dir is not None:
+        run_dir = Path(config.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if holds_a_run(run_dir):
+            raise ConfigError(
+                f"run_dir={run_dir} holds a run already: continue it with resume={run_dir}, or name another"
+            )
+        return run_dir
+    schedule = Schedule.from_config(config)
+    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_v{schedule.v}_i{schedule.i}"
+    name = f"{datetime.now():%Y%m%d-%H%M%S}_{what}_seed{config.seed}"
+    for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
+        run_dir = Path("outputs") / f"{name}{suffix}"
+        try:
+            run_dir.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return run_dir
+    raise ConfigError(f"outputs/{name} and its numbered siblings exist: name the folder with run_dir=")
+
+
+def holds_a_run(run_dir: Path) -> bool:
+    """Whether anything was logged there; a start that failed over a setting leaves the folder free."""
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0

@@ -1,0 +1,91 @@
+"""What a launcher's environment says of a process."""
+
+from __future__ import annotations
+
+import pytest
+from run_config import run_config
+
+from grpo_lab.config import ConfigError
+from grpo_lab.distributed import World, device_of
+from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks
+
+NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_NTASKS"),
+)
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "gpu07,gpu12",
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_NTASKS": "16",
+}
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set before they are removed, so that what the code itself sets is undone as well.
+    for name in NAMES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Place | None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return place_from_environment()
+
+
+def test_without_a_launcher_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place_from_environment() is None
+    # A batch script's own process, and a step of one task, have yet to start their ranks.
+    assert given(monkeypatch, {"SLURM_NTASKS": "16", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}) is None
+    assert given(monkeypatch, SRUN | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert given(monkeypatch, TORCHRUN) == Place(rank=5, size=16, local_rank=1)
+
+
+def test_srun_completes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    assert given(monkeypatch, SRUN) == Place(rank=9, size=16, local_rank=1)
+    assert os.environ["MASTER_ADDR"] == "gpu07"
+    # The same on every node, and another for another job.
+    assert os.environ["MASTER_PORT"] == str(20_000 + 14_567)
+
+
+def test_an_address_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    given(monkeypatch, SRUN | {"MASTER_ADDR": "ib0"})
+    assert os.environ["MASTER_ADDR"] == "ib0"
+
+
+def test_as_many_ranks_as_configured() -> None:
+    hardware = run_config("hardware=cpu_2rank").hardware
+    check_place(Place(0, 2, 0), hardware)
+    with pytest.raises(ConfigError, match=r"started 4 ranks and hardware\.ranks=2: set hardware\.ranks=4"):
+        check_place(Place(0, 4, 0), hardware)
+
+
+def test_several_nodes_need_a_launcher() -> None:
+    with pytest.raises(ConfigError, match=r"torchrun --nnodes=2 --nproc-per-node=8"):
+        start_ranks(run_config("hardware=2node").hardware, ["-c", "pass"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "local_rank", "device"),
+    [
+        ("hardware=cpu_2rank", 1, "cpu"),
+        ("hardware=8gpu_server", 0, "cuda:1"),
+        ("hardware=8gpu_server", 6, "cuda:7"),
+        ("hardware=8gpu_colocate_tp4", 3, "cuda:3"),
+        ("hardware.device=cuda:2", 0, "cuda:2"),
+    ],
+)
+def test_each_rank_has_a_device(choice: str, local_rank: int, device: str) -> None:
+    assert device_of(run_config(choice).hardware, World(rank=local_rank, size=8, local_rank=local_rank)) == device
