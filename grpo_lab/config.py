@@ -247,7 +247,7 @@ class VllmConfig:
     sync_timeout: float = MISSING
     # Times that a lost worker or server of the run's own is started again, over the run.
     restarts: int = MISSING
-    # Where weights are laid for an engine in another process; both must see it. null: a temporary folder.
+    # Where weights are laid for an engine in another process; both must see it. null: in the run folder.
     weights_dir: str | None = MISSING
     # Further engine arguments, by vLLM's own names.
     extra: dict[str, Any] = field(default_factory=dict)

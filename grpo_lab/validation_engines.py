@@ -57,6 +57,12 @@ def _vllm_problems(config: TrainConfig) -> Iterator[str]:
             f"rollout.vllm.sleep=true needs rollout.vllm.mode=in_process on a GPU (mode is {vllm.mode}, "
             f"hardware.device={hardware.device}): elsewhere no memory is shared"
         )
+    chosen = hardware.device not in ("cpu", "cuda", "cuda:0") or hardware.first_gpu > 0
+    if vllm.mode == "in_process" and chosen:
+        yield (
+            "rollout.vllm.mode=in_process takes the first GPUs that the process sees (hardware.device="
+            f"{hardware.device} hardware.first_gpu={hardware.first_gpu}): choose others by CUDA_VISIBLE_DEVICES"
+        )
     if vllm.mode == "in_process" and config.learner.engine == "deepspeed" and hardware.ranks == 1:
         yield (
             "rollout.vllm.mode=in_process shares the process group of learner.engine=deepspeed, which takes "

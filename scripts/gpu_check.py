@@ -162,7 +162,7 @@ def check_sampler(bench: Bench) -> dict[str, Any]:
 
 def check_vllm(bench: Bench) -> dict[str, Any]:
     """vLLM after a sync of weights that an update has moved, against the learner."""
-    from grpo_lab.rollout.vllm import build_vllm_engine
+    from grpo_lab.rollout.vllm.engine import build_vllm_engine
 
     precision = bench.config.rollout.vllm.dtype
     learner = bench.learner(precision)

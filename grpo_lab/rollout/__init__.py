@@ -70,7 +70,7 @@ def build_rollout_engine(config: TrainConfig, model_folder: str, run_dir: Path, 
         EngineError: it does not start.
     """
     if config.rollout.engine == "vllm":
-        from grpo_lab.rollout.vllm import build_vllm_engine
+        from grpo_lab.rollout.vllm.engine import build_vllm_engine
 
         return build_vllm_engine(config, model_folder, run_dir)
     assert config.rollout.engine == "hf", config.rollout.engine

@@ -10,9 +10,9 @@ import pytest
 from tiny import save_model
 from vllm_cases import BuildEngine, members, vllm_config, vllm_shaped
 
-from grpo_lab.rollout.vllm import VllmEngine, build_vllm_engine
-from grpo_lab.rollout.vllm_server import ServerHost
-from grpo_lab.rollout.vllm_worker import WorkerHost
+from grpo_lab.rollout.vllm.engine import VllmEngine, build_vllm_engine
+from grpo_lab.rollout.vllm.server import ServerHost
+from grpo_lab.rollout.vllm.worker import WorkerHost
 
 
 @pytest.fixture(scope="session")

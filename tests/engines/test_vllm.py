@@ -18,7 +18,7 @@ from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.logprobs import log_softmax
 from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.hf import restrict
-from grpo_lab.rollout.vllm import VllmEngine
+from grpo_lab.rollout.vllm.engine import VllmEngine
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.types import Group, Rollout, Sampling
 from grpo_lab.weights import digest

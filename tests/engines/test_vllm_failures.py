@@ -21,9 +21,9 @@ from vllm_cases import BuildEngine, members, perturbed_learner, same, vllm_confi
 
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm import VllmEngine, build_vllm_engine
-from grpo_lab.rollout.vllm_server import ServerHost
-from grpo_lab.rollout.vllm_worker import WorkerHost
+from grpo_lab.rollout.vllm.engine import VllmEngine, build_vllm_engine
+from grpo_lab.rollout.vllm.server import ServerHost
+from grpo_lab.rollout.vllm.worker import WorkerHost
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.types import Rollout, Sampling
 from grpo_lab.weights import Weights
@@ -134,7 +134,7 @@ def test_nothing_outlives_a_killed_run(vllm_model: Path, tmp_path: Path) -> None
         import time
         from pathlib import Path
         from vllm_cases import vllm_config
-        from grpo_lab.rollout.vllm import build_vllm_engine
+        from grpo_lab.rollout.vllm.engine import build_vllm_engine
         engine = build_vllm_engine(vllm_config(), {str(vllm_model)!r}, Path({str(tmp_path)!r}))
         print(engine.host._process.group, flush=True)
         time.sleep(600)
@@ -209,7 +209,7 @@ def test_a_server_that_two_runs_use(server: VllmEngine, vllm_model: Path, tmp_pa
 def test_a_server_that_does_not_fit(server: VllmEngine, vllm_model: Path, tmp_path: Path) -> None:
     elsewhere = save_model(tiny_model("llama", head_dim=32), tmp_path / "llama")
     with pytest.raises(
-        EngineError, match=r"has model=.*, the run needs .*llama; start it with: VLLM_SERVER_DEV_MODE=1 vllm serve"
+        EngineError, match=r"has model=.*, the run needs .*llama; start it with: VLLM_SERVER_DEV_MODE=1 python -m vllm"
     ):
         connect(server, elsewhere, tmp_path)
     with pytest.raises(EngineError, match="has max_model_len=64, the run needs 104"):
@@ -220,7 +220,7 @@ def test_a_server_that_does_not_fit(server: VllmEngine, vllm_model: Path, tmp_pa
 
 def test_no_server_at_the_url(vllm_model: Path, tmp_path: Path) -> None:
     config = vllm_config("rollout.vllm.mode=server", "rollout.url=http://127.0.0.1:9", "rollout.vllm.start_timeout=1")
-    with pytest.raises(EngineError, match=r"not up within rollout.vllm.start_timeout=1 seconds: .*vllm serve"):
+    with pytest.raises(EngineError, match=r"not up within rollout.vllm.start_timeout=1 seconds: .*start it with: "):
         build_vllm_engine(config, str(vllm_model), tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_a_server_that_dies(
     assert drift(learner, server) < 1e-5
 
     began = time.monotonic()
-    with pytest.raises(EngineError, match=r"not up within rollout.vllm.start_timeout=1 seconds.*vllm serve"):
+    with pytest.raises(EngineError, match=r"not up within rollout.vllm.start_timeout=1 seconds.*start it with: "):
         draw(guest)
     assert time.monotonic() - began < 30
     guest.close()

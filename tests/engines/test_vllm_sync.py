@@ -13,11 +13,11 @@ from torch import Tensor
 from vllm_cases import perturbed_learner
 
 from grpo_lab.learner.torch_local import TorchLearner
-from grpo_lab.rollout.vllm import VllmEngine
-from grpo_lab.rollout.vllm_http import ServerApi
-from grpo_lab.rollout.vllm_settings import installed_version
-from grpo_lab.rollout.vllm_transfer import NcclSender
-from grpo_lab.rollout.vllm_worker import WorkerHost
+from grpo_lab.rollout.vllm.engine import VllmEngine
+from grpo_lab.rollout.vllm.http import ServerApi
+from grpo_lab.rollout.vllm.settings import installed_version
+from grpo_lab.rollout.vllm.transfer import NcclSender
+from grpo_lab.rollout.vllm.worker import WorkerHost
 from grpo_lab.sync import SyncError, hand_over, prove_by_scoring
 from grpo_lab.types import Sampling
 from grpo_lab.weights import Weights, combine, fingerprint

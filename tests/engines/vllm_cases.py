@@ -12,7 +12,7 @@ from tiny import composed, make_learner, tiny_model
 
 from grpo_lab.config import TrainConfig
 from grpo_lab.learner.torch_local import TorchLearner
-from grpo_lab.rollout.vllm import VllmEngine
+from grpo_lab.rollout.vllm.engine import VllmEngine
 from grpo_lab.types import Rollout
 
 BuildEngine = Callable[..., VllmEngine]

@@ -102,6 +102,10 @@ RULES: list[tuple[list[str], str]] = [
         "rollout.vllm.mode=in_process shares the process group of learner.engine=deepspeed, which takes hardware.ranks",
     ),
     (
+        ["hardware=1gpu", "hardware.device=cuda:1"],
+        "rollout.vllm.mode=in_process takes the first GPUs that the process sees (hardware.device=cuda:1",
+    ),
+    (
         ["hardware=8gpu_colocate_tp4", "rollout.vllm.tensor_parallel=3"],
         "rollout.vllm.tensor_parallel=3 must divide hardware.ranks=8: in process, each rank is a part of one engine",
     ),

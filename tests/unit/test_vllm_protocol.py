@@ -16,12 +16,12 @@ from tiny import EOS, char_tokenizer, make_prompt
 from torch import Tensor
 
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm import VllmEngine
-from grpo_lab.rollout.vllm_folder import read_buckets
-from grpo_lab.rollout.vllm_host import Batch, HostLost, sampling_arguments
-from grpo_lab.rollout.vllm_http import ServerApi
-from grpo_lab.rollout.vllm_server import PROBE, FolderSender, ServerHost, ServerSettings
-from grpo_lab.rollout.vllm_transfer import Client, Meeting, MethodSource, NcclSender, PropertySource
+from grpo_lab.rollout.vllm.engine import VllmEngine
+from grpo_lab.rollout.vllm.folder import read_buckets
+from grpo_lab.rollout.vllm.host import Batch, HostLost, sampling_arguments
+from grpo_lab.rollout.vllm.http import ServerApi
+from grpo_lab.rollout.vllm.server import PROBE, FolderSender, ServerHost, ServerSettings
+from grpo_lab.rollout.vllm.transfer import Client, Meeting, MethodSource, NcclSender, PropertySource
 from grpo_lab.types import Sampling
 from grpo_lab.weights import digest, fingerprint
 
@@ -135,11 +135,12 @@ def make_host(fake: FakeServer, tmp_path: Path) -> ServerHost:
         generate_timeout=1.0,
         sync_timeout=1.0,
     )
-    return ServerHost(settings, char_tokenizer(), FolderSender(str(tmp_path), timeout=1.0))
+    return ServerHost(settings, char_tokenizer(), FolderSender(tmp_path / "weights", timeout=1.0))
 
 
 COMMAND = (
-    "start it with: VLLM_SERVER_DEV_MODE=1 vllm serve some/model --dtype float32 --max-model-len 64 --logprobs-mode "
+    "start it with: VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model some/model "
+    "--dtype float32 --max-model-len 64 --logprobs-mode "
     "processed_logprobs --generation-config vllm --worker-extension-cls pkg.Reader --enforce-eager --seed 0 "
     "--compilation-config '{\"mode\": 0}'"
 )

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from grpo_lab.config import ConfigError
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm import VllmEngine, build_vllm_engine
-from grpo_lab.rollout.vllm_folder import WeightFolder, read_buckets, write_buckets
-from grpo_lab.rollout.vllm_host import Answer, Batch, HostLost, sampling_arguments
-from grpo_lab.rollout.vllm_process import EngineProcess, last_lines
-from grpo_lab.rollout.vllm_settings import (
+from grpo_lab.rollout.vllm.engine import VllmEngine, build_vllm_engine
+from grpo_lab.rollout.vllm.folder import WeightFolder, read_buckets, write_buckets
+from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, sampling_arguments
+from grpo_lab.rollout.vllm.process import EngineProcess, last_lines
+from grpo_lab.rollout.vllm.settings import (
     NOT_INSTALLED,
     check_version,
     engine_arguments,
@@ -33,7 +33,7 @@ from grpo_lab.rollout.vllm_settings import (
     model_length,
     start_failure,
 )
-from grpo_lab.rollout.vllm_worker import WorkerHost
+from grpo_lab.rollout.vllm.worker import WorkerHost
 from grpo_lab.types import Sampling
 from grpo_lab.weights import Weights, digest, fingerprint
 
@@ -244,7 +244,7 @@ def test_a_process_tells_how_it_ended(tmp_path: Path) -> None:
 def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (
-        f"import os, pathlib, time; from grpo_lab.rollout.vllm_process import EngineProcess;"
+        f"import os, pathlib, time; from grpo_lab.rollout.vllm.process import EngineProcess;"
         f"EngineProcess([{sys.executable!r}, '-c', {PAIR!r}], environment=os.environ, log=pathlib.Path({str(log)!r}));"
         "time.sleep(60)"
     )
@@ -262,7 +262,7 @@ def test_a_worker_that_reads_nothing_is_not_waited_for(tmp_path: Path) -> None:
         {},
         {},
         tmp_path / "log",
-        weights_dir=str(tmp_path),
+        weights_dir=tmp_path / "weights",
         start_timeout=1.0,
         generate_timeout=0.3,
         sync_timeout=1.0,
@@ -310,17 +310,20 @@ def test_an_empty_folder_is_not_taken_for_weights(tmp_path: Path) -> None:
 
 
 def test_the_last_folder_stays_until_the_next_is_in_use(tmp_path: Path) -> None:
-    folder = WeightFolder(str(tmp_path / "new" / "place"))
+    place = tmp_path / "new" / "place"
+    (place / "000007").mkdir(parents=True)
+    folder = WeightFolder(place)
     first = folder.write([("a", torch.ones(1))])
     folder.keep(first)
     second = folder.write([("a", torch.zeros(1))])
     assert folder.latest == first
-    assert first.is_dir()
+    # What a killed run left is gone.
+    assert sorted(place.iterdir()) == [first, second]
     folder.keep(second)
     assert folder.latest == second
     assert not first.exists()
     folder.close()
-    assert list((tmp_path / "new" / "place").iterdir()) == []
+    assert not place.exists()
 
 
 # --- the engine and its host ------------------------------------------------------------------------------------

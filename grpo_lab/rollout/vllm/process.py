@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_lab.rollout import vllm_guard
+from grpo_lab.rollout.vllm import guard
 
 # Lines of the log that an error message repeats.
 TAIL_LINES = 3
@@ -29,10 +29,10 @@ class EngineProcess:
     ) -> None:
         self.log = log
         self._log_start = log.stat().st_size if log.is_file() else 0
-        guard = [sys.executable, "-I", "-S", vllm_guard.__file__, str(os.getpid())]
+        guarded = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*guard, *command],
+                guarded,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -14,16 +14,18 @@ from typing import Any, Protocol
 
 from grpo_lab.config import ConfigError
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm_folder import WeightFolder
-from grpo_lab.rollout.vllm_host import Answer, Batch, HostLost, agreed
-from grpo_lab.rollout.vllm_http import ServerApi
-from grpo_lab.rollout.vllm_process import EngineProcess
-from grpo_lab.rollout.vllm_settings import check_version, start_failure
+from grpo_lab.rollout.vllm.folder import WeightFolder
+from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, agreed
+from grpo_lab.rollout.vllm.http import ServerApi
+from grpo_lab.rollout.vllm.process import EngineProcess
+from grpo_lab.rollout.vllm.settings import check_version, start_failure
 from grpo_lab.weights import Weights
 
 # Seconds for a small question, and between two questions whether it is up.
 SHORT = 10.0
 ASK_EVERY = 0.5
+# The module behind `vllm serve`, a script that the CPU build of vLLM 0.32 cannot start.
+SERVE = ["python", "-m", "vllm.entrypoints.openai.api_server"]
 # The name of the weights that a server starts with.
 FRESH = "default"
 # Opens the routes that weights and caches are changed through.
@@ -62,7 +64,7 @@ class Sender(Protocol):
 class FolderSender:
     """Through a folder that both sides see: works everywhere, and what arrived is hashed there."""
 
-    def __init__(self, weights_dir: str | None, *, timeout: float) -> None:
+    def __init__(self, weights_dir: Path, *, timeout: float) -> None:
         self._folder = WeightFolder(weights_dir)
         self._timeout = timeout
         self._api: ServerApi | None = None
@@ -146,8 +148,7 @@ class ServerHost:
         port = _free_port()
         settings = self._settings
         flags = {**settings.arguments, **self._sender.flags, "host": "127.0.0.1", "port": port}
-        # The module behind `vllm serve`, whose script does not start in every build of vLLM.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_flags(flags)]
+        command = [sys.executable, *SERVE[1:], *_flags(flags)]
         environment = {**settings.environment, DEVELOPMENT: "1"}
         self._process = EngineProcess(command, environment=environment, log=settings.log)
         return f"http://127.0.0.1:{port}"
@@ -215,8 +216,7 @@ class ServerHost:
         if self._settings.url is None:
             return f"its log is {self._settings.log}"
         arguments = {**self._settings.arguments, **self._sender.flags}
-        model = arguments.pop("model")
-        return f"start it with: {DEVELOPMENT}=1 {shlex.join(['vllm', 'serve', model, *_flags(arguments)])}"
+        return f"start it with: {DEVELOPMENT}=1 {shlex.join([*SERVE, *_flags(arguments)])}"
 
     def check(self) -> None:
         assert self._api is not None

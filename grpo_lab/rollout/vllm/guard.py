@@ -1,4 +1,4 @@
-"""Runs a command and ends with the process that asked for it: `python vllm_guard.py PID COMMAND...`.
+"""Runs a command and ends with the process that asked for it: `python guard.py PID COMMAND...`.
 
 The guard leads a process group of its own, so that a terminal's ^C does not reach it. It kills the whole group, what
 the command started included, as soon as process PID is no longer its parent. Standard library only.

@@ -4,7 +4,6 @@ than a bucket beside the model. The folder of the last version stays: an engine 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +50,11 @@ def read_buckets(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 class WeightFolder:
-    """Numbered subfolders, one a sync, in a temporary folder under `root` (None: where the system has those), which is
-    made by the first sync and removed with the process. `latest` is the last one kept."""
+    """Numbered subfolders of `root`, one a sync, made by the first sync and removed at the end. `latest` is the last
+    one kept. What a killed run has left there is removed as well, so that `root` must be one run's alone."""
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
         self.latest: Path | None = None
 
@@ -66,13 +64,11 @@ class WeightFolder:
         Raises:
             OSError: the disk is full, or the folder is gone.
         """
-        if self._folder is None:
-            if self._root is not None:
-                Path(self._root).mkdir(parents=True, exist_ok=True)
-            self._folder = tempfile.TemporaryDirectory(prefix="grpo_lab_weights_", dir=self._root)
-        folder = Path(self._folder.name) / f"{self._count:06d}"
+        if self._count == 0:
+            shutil.rmtree(self._root, ignore_errors=True)
+        folder = self._root / f"{self._count:06d}"
         self._count += 1
-        folder.mkdir()
+        folder.mkdir(parents=True)
         write_buckets(weights, folder)
         return folder
 
@@ -83,6 +79,4 @@ class WeightFolder:
         self.latest = folder
 
     def close(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        shutil.rmtree(self._root, ignore_errors=True)

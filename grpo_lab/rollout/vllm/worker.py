@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm_folder import WeightFolder
-from grpo_lab.rollout.vllm_host import Answer, Batch, HostLost
-from grpo_lab.rollout.vllm_process import GRACE, EngineProcess, last_lines
-from grpo_lab.rollout.vllm_settings import start_failure
+from grpo_lab.rollout.vllm.folder import WeightFolder
+from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost
+from grpo_lab.rollout.vllm.process import GRACE, EngineProcess, last_lines
+from grpo_lab.rollout.vllm.settings import start_failure
 from grpo_lab.weights import Weights
 
 # Seconds that a dead process may take to be seen as such, for the sake of a better message.
@@ -41,7 +41,7 @@ class WorkerHost:
         environment: Mapping[str, str],
         log: Path,
         *,
-        weights_dir: str | None,
+        weights_dir: Path,
         start_timeout: float,
         generate_timeout: float,
         sync_timeout: float,
@@ -64,7 +64,7 @@ class WorkerHost:
 
     def start(self) -> None:
         self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", "grpo_lab.rollout.vllm_worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "grpo_lab.rollout.vllm.worker", str(theirs.fileno())]
         self._process = EngineProcess(command, environment=self._environment, log=self._log, pass_fds=[theirs.fileno()])
         theirs.close()
         try:
@@ -162,12 +162,12 @@ class WorkerHost:
 
 
 def main() -> None:
-    """The child: `python -m grpo_lab.rollout.vllm_worker FD` answers commands until the pipe ends."""
+    """The child: `python -m grpo_lab.rollout.vllm.worker FD` answers commands until the pipe ends."""
     connection = Connection(int(sys.argv[1]))
     commands: dict[str, Callable[..., Any]] = {}
 
     def start(arguments: Mapping[str, Any]) -> int:
-        from grpo_lab.rollout.vllm_local import LocalLLM
+        from grpo_lab.rollout.vllm.local import LocalLLM
 
         llm = LocalLLM(arguments, sleep=False)
         commands.update(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from grpo_lab.rollout.vllm_host import Answer, Batch, HostLost, sampling_arguments
+from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, sampling_arguments
 
 # Requests under way at once, one a prompt: vLLM batches what it has, so it must have more than fits.
 CONNECTIONS = 512

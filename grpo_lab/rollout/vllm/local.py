@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm_host import Answer, Batch, HostLost, agreed, sampling_arguments
-from grpo_lab.rollout.vllm_settings import start_failure
+from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, agreed, sampling_arguments
+from grpo_lab.rollout.vllm.settings import start_failure
 from grpo_lab.weights import Weights
 
 VLLM_LOGGER = logging.getLogger("vllm")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_lab.rollout.vllm_folder import read_buckets
+from grpo_lab.rollout.vllm.folder import read_buckets
 from grpo_lab.weights import digest
 
 

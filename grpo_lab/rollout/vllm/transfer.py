@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from grpo_lab.rollout import EngineError
-from grpo_lab.rollout.vllm_folder import BUCKET_BYTES
-from grpo_lab.rollout.vllm_host import HostLost
-from grpo_lab.rollout.vllm_http import ServerApi
+from grpo_lab.rollout.vllm.folder import BUCKET_BYTES
+from grpo_lab.rollout.vllm.host import HostLost
+from grpo_lab.rollout.vllm.http import ServerApi
 from grpo_lab.weights import Weights
 
 Bucket = list[tuple[str, Tensor]]
@@ -83,7 +83,7 @@ class Client:
 
 
 class NcclSender:
-    """A `Sender` (see vllm_server). `device` is the GPU of the rank that sends, `version` the vLLM installed here."""
+    """A `Sender` (see server.py). `device` is the GPU of the rank that sends, `version` the vLLM installed here."""
 
     def __init__(
         self,
