@@ -106,6 +106,16 @@ def test_evaluation_may_cut_the_distribution(worker: VllmEngine, sampling: Sampl
     assert cut > 100
 
 
+def test_more_prompts_than_a_step_prefills(worker: VllmEngine) -> None:
+    """Twelve prompts of 40 tokens, of which a step takes 256: the seventh would be cut in two."""
+    prompts = [make_prompt(str(n), [2 + (n + k * k) % 9 for k in range(40)]) for n in range(12)]
+    sampling, seeds = Sampling(temperature=1.0, max_tokens=4), [10 * n for n in range(12)]
+    together = worker.generate(prompts, group_size=2, sampling=sampling, seeds=seeds)
+    alone = [worker.generate([prompts[n]], group_size=2, sampling=sampling, seeds=[seeds[n]])[0] for n in range(12)]
+    assert all(same(one, other) for one, other in zip(together, alone, strict=True))
+    assert worker.restarted == 0
+
+
 def test_greedy(worker: VllmEngine) -> None:
     learner = perturbed_learner()
     hand_over(worker, learner.weights(), version=1)

@@ -30,6 +30,8 @@ def vllm_config(*overrides: str) -> TrainConfig:
         "rollout.max_response_tokens=24",
         # A prompt of 40 tokens then fills a block of the prefix cache.
         "+rollout.vllm.extra.block_size=32",
+        # A few prompts then fill a step.
+        "+rollout.vllm.extra.max_num_batched_tokens=256",
         "hardware.threads=1",
         *overrides,
     )

