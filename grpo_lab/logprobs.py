@@ -65,8 +65,10 @@ class _SelectedLogprobs(torch.autograd.Function):
         assert grad_selected is not None
         head = _cast_head(weight, bias, hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias)
+        # Sums over chunks are wide: a BF16 sum would swallow small chunks.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for start in range(0, len(tokens), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
             log_probs = log_softmax(torch.nn.functional.linear(hidden[rows], *head), ctx.temperature)
@@ -76,10 +78,11 @@ class _SelectedLogprobs(torch.autograd.Function):
             grad_logits.scatter_add_(-1, tokens[rows, None], scale)
             narrow = grad_logits.to(hidden.dtype)
             grad_hidden[rows] = narrow @ head[0]
-            grad_weight += (narrow.T @ hidden[rows]).to(weight.dtype)
+            grad_weight += narrow.T @ hidden[rows]
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0).to(grad_bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
+                grad_bias += grad_logits.sum(0)
+        narrow_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
+        return grad_hidden, grad_weight.to(weight.dtype), narrow_bias, None, None, None
 
 
 def selected_logprobs(

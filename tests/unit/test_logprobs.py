@@ -224,3 +224,18 @@ def test_nothing_the_size_of_the_logits_is_saved_for_the_backward_pass() -> None
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         selected_logprobs(hidden, weight, bias, tokens, temperature=1.0, chunk=8)
     assert sorted(saved) == sorted([64 * H, 300 * H, 300, 64])
+
+
+def test_a_narrow_matrix_gets_the_sum_over_many_chunks() -> None:
+    """2,048 chunks that each add little: a BF16 sum of them stops growing at a few hundred."""
+    hidden = torch.ones(2048, 1, dtype=torch.bfloat16)
+    tokens = torch.zeros(2048, dtype=torch.long)
+    gradients = []
+    for chunk in (1, 2048):
+        weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+        selected, _ = selected_logprobs(hidden, weight, None, tokens, temperature=1.0, chunk=chunk)
+        selected.sum().backward()
+        assert weight.grad is not None
+        gradients.append(weight.grad.flatten().tolist())
+    # d log softmax(0, 0)_0 is (1/2, -1/2) at each of the 2,048 positions.
+    assert gradients == [[1024.0, -1024.0]] * 2
