@@ -173,6 +173,15 @@ def test_jobs_of_a_sweep_start_their_own_ranks(model_cache: Path, tmp_path: Path
     assert "must divide schedule.v=3" in done.stderr
 
 
+def test_a_sweep_goes_through_the_launcher_of_choice(model_cache: Path, tmp_path: Path) -> None:
+    """submitit's local launcher does what its Slurm launcher does, without Slurm."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    overrides = ["hydra/launcher=submitit_local", "schedule.v=1,2", "schedule.updates=2", "hydra.sweep.dir=sweep"]
+    finish([*overrides, "-m"], model_cache, tmp_path)
+    finished = sorted(path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json"))
+    assert finished == ["0_grpo_v1_i1_seed42", "1_grpo_v2_i1_seed42"]
+
+
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while not path.exists():
