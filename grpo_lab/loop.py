@@ -106,7 +106,7 @@ class Loop:
     def _sync(self) -> None:
         update = self.state.update
         digest = hand_over(self.engine, self.learner.weights(), version=update)
-        self.tracker.note(f"sync: version {update}, weights {digest}")
+        self.tracker.note(f"sync: version {update}, weights {digest or 'not read back'}")
         if self.schedule.minibatches_per_collection < self.schedule.v:
             self._keep_behaviour()
 

@@ -17,26 +17,31 @@ from grpo_lab.diagnostics import log_ratios
 from grpo_lab.learner import Learner
 from grpo_lab.minibatches import Minibatch
 from grpo_lab.rollout import RolloutEngine
-from grpo_lab.weights import Weights, combine, hashed
+from grpo_lab.weights import Weights, cast, combine, hashed
 
 
 class SyncError(RuntimeError):
     """The engine does not hold, or does not compute with, the weights it was given."""
 
 
-def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str:
-    """Give the engine these weights, as a stream, and compare hashes weight by weight. Returns the hash of all.
+def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str | None:
+    """Give the engine these weights, as a stream, and compare digests weight by weight where it reads them back.
+
+    Returns the hash of all, or None where there was nothing to compare.
 
     Raises:
         SyncError: the engine's weights are other than those handed over.
     """
-    given: dict[str, str] = {}
-    stream = hashed(weights, given, engine.dtype)
+    stream, given = cast(weights, engine.dtype), dict[str, str]()
+    if engine.reads_back:
+        stream = hashed(stream, given)
     engine.load_weights(stream, version=version)
     # An engine that stopped early: what it left out counts as given, and other ranks wait for the stream's end.
     deque(stream, maxlen=0)
     held = engine.digests()
-    if held is not None and held != given:
+    if held is None:
+        return None
+    if held != given:
         wrong = sorted(name for name in given.keys() | held.keys() if given.get(name) != held.get(name))
         raise SyncError(
             f"weights of version {version} did not arrive: {len(wrong)} of {len(given)} differ in the engine, the "

@@ -32,12 +32,17 @@ def fingerprint(weights: Weights) -> str:
     return combine({name: digest(name, tensor) for name, tensor in weights})
 
 
-def hashed(weights: Weights, digests: dict[str, str], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The stream in `dtype`, with each weight's digest noted as it passes."""
+def cast(weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The stream in `dtype`."""
     for name, tensor in weights:
-        cast = tensor.detach().to(dtype)
-        digests[name] = digest(name, cast)
-        yield name, cast
+        yield name, tensor.detach().to(dtype)
+
+
+def hashed(weights: Weights, digests: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """The stream, with each weight's digest noted as it passes."""
+    for name, tensor in weights:
+        digests[name] = digest(name, tensor)
+        yield name, tensor
 
 
 def _bytes(tensor: Tensor) -> bytes:

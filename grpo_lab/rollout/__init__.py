@@ -24,7 +24,8 @@ class RolloutEngine(Protocol):
     """A sampler with weights of its own. What it holds is what the last `load_weights` gave it, and nothing else.
 
     drift_tolerance: nats; the mean |learner - sampler log-prob| that rounding alone may cause between this engine and
-    the learner with equal weights. dtype: the type it takes weights in.
+    the learner with equal weights. dtype: the type it takes weights in. reads_back: whether `digests` can
+    tell what it holds; making digests to compare takes time, a second a gigabyte.
     """
 
     @property
@@ -35,6 +36,9 @@ class RolloutEngine(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def reads_back(self) -> bool: ...
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]

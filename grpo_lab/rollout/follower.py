@@ -14,6 +14,8 @@ from grpo_lab.weights import Weights
 class FollowerEngine:
     """`drift_tolerance` and `dtype` are the leader's engine's, so that every rank comes to the same verdict."""
 
+    reads_back = False
+
     def __init__(self, *, drift_tolerance: float, dtype: torch.dtype) -> None:
         self.drift_tolerance = drift_tolerance
         self.dtype = dtype

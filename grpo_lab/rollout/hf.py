@@ -62,6 +62,8 @@ class _Batch:
 class HfEngine:
     """See the module. `max_rows` bounds the rows sampled side by side."""
 
+    reads_back = True
+
     def __init__(self, model: Any, tokenizer: Any, *, max_rows: int, autocast: torch.dtype | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer

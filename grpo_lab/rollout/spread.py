@@ -43,6 +43,10 @@ class SpreadEngine:
     def dtype(self) -> torch.dtype:
         return self.inner.dtype
 
+    @property
+    def reads_back(self) -> bool:
+        return self.inner.reads_back
+
     def lead(self, work: Callable[[], T]) -> T:
         """`work()` by the leading rank, which may call `generate`; its result on every rank."""
         if not self.world.is_leader:

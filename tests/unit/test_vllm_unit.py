@@ -333,6 +333,7 @@ class StandIn:
     """A host that does what it is told to. `fails` are errors of the coming calls, by method."""
 
     name = "the stand-in"
+    reads_back = True
 
     def __init__(self) -> None:
         self.running = False

@@ -76,6 +76,10 @@ class VllmEngine:
         self._digests: dict[str, str] | None = None
         self._lost: str | None = None
 
+    @property
+    def reads_back(self) -> bool:
+        return self.host.reads_back
+
     def start(self) -> None:
         """Start vLLM with the initial weights.
 

@@ -52,6 +52,11 @@ class Host(Protocol):
     @property
     def running(self) -> bool: ...
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether `load` returns digests."""
+        ...
+
     def start(self) -> None:
         """Start vLLM, or connect to it, with the initial weights.
 

@@ -103,6 +103,7 @@ class InProcessHost:
     """
 
     name = "vLLM (in process)"
+    reads_back = False
 
     def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], log: Path, *, sleep: bool) -> None:
         self._arguments = arguments

@@ -38,6 +38,9 @@ class Sender(Protocol):
     """A way to bring weights to a server."""
 
     @property
+    def reads_back(self) -> bool: ...
+
+    @property
     def flags(self) -> Mapping[str, Any]:
         """What the server's command must say for it, beside the engine arguments."""
         ...
@@ -63,6 +66,8 @@ class Sender(Protocol):
 
 class FolderSender:
     """Through a folder that both sides see: works everywhere, and what arrived is hashed there."""
+
+    reads_back = True
 
     def __init__(self, weights_dir: Path, *, timeout: float) -> None:
         self._folder = WeightFolder(weights_dir)
@@ -129,6 +134,10 @@ class ServerHost:
     @property
     def running(self) -> bool:
         return self._api is not None
+
+    @property
+    def reads_back(self) -> bool:
+        return self._sender.reads_back
 
     def start(self) -> None:
         url = self._settings.url or self._launch()

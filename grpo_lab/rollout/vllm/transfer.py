@@ -85,6 +85,8 @@ class Client:
 class NcclSender:
     """A `Sender` (see server.py). `device` is the GPU of the rank that sends, `version` the vLLM installed here."""
 
+    reads_back = False
+
     def __init__(
         self,
         *,

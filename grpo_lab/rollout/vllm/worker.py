@@ -34,6 +34,7 @@ class WorkerHost:
     """The parent's side. Times are limits in seconds."""
 
     name = "the vLLM worker"
+    reads_back = True
 
     def __init__(
         self,
