@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,10 @@ T = TypeVar("T")
 # How long a rank waits for another. Sampling a collection or an evaluation is one such wait and has time limits of its
 # own; a rank that dies is noticed at once.
 PATIENCE = timedelta(hours=12)
+
+
+# What gloo and NCCL say of a rank that ended.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
 
 
 class LeaderFailed(RuntimeError):
@@ -70,7 +74,9 @@ class World:
         try:
             result = work()
         except BaseException as error:
-            dist.broadcast_object_list([_Failure(f"{type(error).__name__}: {error}")], src=0, group=self.group)
+            # The others may be gone already, over the same thing.
+            with suppress(RuntimeError):
+                dist.broadcast_object_list([_Failure(f"{type(error).__name__}: {error}")], src=0, group=self.group)
             raise
         with _losing_ranks():
             dist.broadcast_object_list([result], src=0, group=self.group)
@@ -140,6 +146,17 @@ def leave() -> None:
     """Take the process group down, where one was started."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def noticing_lost_ranks() -> Iterator[None]:
+    """Around what libraries do between ranks: their errors over a connection that ended become `RankLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST):
+            raise
+        raise RankLost(f"another rank is gone: {' '.join(str(error).split())}") from error
 
 
 @contextmanager

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_lab.config import ConfigError, HardwareConfig
+
+# What the user typed, for processes that a run starts of itself.
+TYPED_VARIABLE = "GRPO_LAB_COMMAND"
+
+
+def typed_command() -> list[str]:
+    """The command line that the user typed to start this run."""
+    typed = os.environ.get(TYPED_VARIABLE)
+    return shlex.split(typed) if typed else [sys.executable, *sys.argv]
 
 
 class RankKilled(RuntimeError):
@@ -84,8 +94,10 @@ def start_ranks(hardware: HardwareConfig, arguments: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # It would repeat what the ranks have said, in fifty lines.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # It would repeat what the ranks have said, in fifty lines. Its loggers have levels of their own.
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -96,6 +108,7 @@ def start_ranks(hardware: HardwareConfig, arguments: Sequence[str]) -> None:
         max_restarts=0,
         monitor_interval=0.2,
     )
+    os.environ[TYPED_VARIABLE] = shlex.join(typed_command())
     try:
         elastic_launch(launch, sys.executable)(*arguments)
     except ChildFailedError as error:

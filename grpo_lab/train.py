@@ -24,7 +24,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from grpo_lab.config import ConfigError, TrainConfig, conf_dir, register, save_config, to_config
-from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks
+from grpo_lab.launch import (
+    TYPED_VARIABLE,
+    Place,
+    check_place,
+    place_from_environment,
+    start_ranks,
+    typed_command,
+)
 from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
@@ -139,6 +146,8 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
     """One job of a sweep, in a process of its own, so that nothing of one job is left to the next."""
     if config.resume is not None:
         raise ConfigError("resume= goes on with one run and makes no sweep: leave out -m")
+    if place_from_environment() is not None:
+        raise ConfigError("a sweep starts the ranks of its jobs itself: run -m without torchrun or srun")
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
     if holds_a_run(run_dir):
@@ -148,7 +157,8 @@ def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
         config.tracking.group = run_dir.parent.name
     save_config(config, run_dir / CONFIG_FILE)
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
-    environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK))}
+    typed = shlex.join(typed_command())
+    environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK)), TYPED_VARIABLE: typed}
     process = subprocess.Popen(command, env=environment)
 
     def forward(_signal: int, _frame: FrameType | None) -> None:
@@ -197,7 +207,8 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
             loop.learner.load(folder)
             loop.restore(saved)
             tracker.message(f"resumed from {folder}")
-        loop.run()
+        with distributed.noticing_lost_ranks():
+            loop.run()
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"

@@ -7,11 +7,12 @@ the others stand by until it is done. `lead` is that arrangement: all ranks call
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
 
-from grpo_lab.distributed import World
+from grpo_lab.distributed import RankLost, World
 from grpo_lab.rollout import RolloutEngine
 from grpo_lab.types import Prompt, Rollout, Sampling
 from grpo_lab.weights import Weights
@@ -56,9 +57,14 @@ class SpreadEngine:
 
     def _work_and_dismiss(self, work: Callable[[], T]) -> T:
         try:
-            return work()
-        finally:
-            self.world.lead(_nothing)
+            result = work()
+        except BaseException:
+            # The others may be gone already, over the same thing.
+            with suppress(RankLost):
+                self.world.lead(_nothing)
+            raise
+        self.world.lead(_nothing)
+        return result
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]

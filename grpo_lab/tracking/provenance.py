@@ -14,6 +14,7 @@ from typing import Any
 
 import grpo_lab
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.launch import typed_command
 from grpo_lab.tracking.atomic import write_atomically
 
 # vLLM's CPU build is another distribution of the same import name.
@@ -50,7 +51,7 @@ def session(config: TrainConfig, *, resume_from: int | None) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resume_from": resume_from,
-        "command": [sys.executable, *sys.argv],
+        "command": typed_command(),
         "python": platform.python_version(),
         "versions": installed_versions(),
         "git": git_state(Path(grpo_lab.__file__)),

@@ -82,6 +82,9 @@ def two_ranks(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_two_ranks_train_as_one_does(one_rank: Path, two_ranks: Path) -> None:
     assert_close(two_ranks, one_rank)
     assert json.loads((two_ranks / "summary.json").read_text())["updates"] == 6
+    # What was typed, and not what the ranks were started with.
+    (session,) = json.loads((two_ranks / "provenance.json").read_text())["sessions"]
+    assert "hardware=cpu_2rank" in session["command"]
 
 
 def test_torchrun_ranks_join(one_rank: Path, model_cache: Path, tmp_path: Path) -> None:
@@ -96,6 +99,13 @@ def test_a_launcher_with_another_number_of_ranks_is_refused(model_cache: Path, t
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert said == ["error: the launcher started 2 ranks and hardware.ranks=3: set hardware.ranks=2, or start as many"]
+
+
+def test_a_sweep_under_a_launcher_is_refused(model_cache: Path, tmp_path: Path) -> None:
+    done = run(["hardware=cpu_2rank", "seed=1,2", "hydra.sweep.dir=sweep", "-m"], model_cache, tmp_path, TORCHRUN)
+    assert done.returncode != 0
+    assert "error: a sweep starts the ranks of its jobs itself: run -m without torchrun or srun" in done.stderr
+    assert not list((tmp_path / "sweep").glob("*/metrics.jsonl"))
 
 
 def test_an_error_on_two_ranks_is_one_line(model_cache: Path, tmp_path: Path) -> None:
@@ -119,6 +129,19 @@ def test_two_ranks_killed_and_resumed_were_never_killed(two_ranks: Path, model_c
     assert descendants(process.pid) == []
     finish([f"resume={run_dir}"], model_cache, tmp_path)
     assert updates(run_dir) == updates(two_ranks)
+
+
+@pytest.mark.parametrize("moment", ["metrics.jsonl", "rollouts/update_000004.txt"], ids=["starting", "training"])
+def test_an_interrupted_run_ends_tidily_on_all_ranks(moment: str, model_cache: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start(["hardware=cpu_2rank", "schedule.updates=4000", f"run_dir={run_dir}"], model_cache, tmp_path)
+    wait_for(run_dir / moment, process)
+    ranks = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 def test_a_run_goes_on_over_another_number_of_ranks(two_ranks: Path, model_cache: Path, tmp_path: Path) -> None:

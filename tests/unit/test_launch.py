@@ -7,7 +7,7 @@ from run_config import run_config
 
 from grpo_lab.config import ConfigError
 from grpo_lab.distributed import World, device_of
-from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks
+from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks, typed_command
 
 NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -63,6 +63,14 @@ def test_an_address_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     given(monkeypatch, SRUN | {"MASTER_ADDR": "ib0"})
     assert os.environ["MASTER_ADDR"] == "ib0"
+
+
+def test_what_a_run_starts_knows_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRPO_LAB_COMMAND", raising=False)
+    monkeypatch.setattr("sys.argv", ["train.py", "seed=1"])
+    assert typed_command()[1:] == ["train.py", "seed=1"]
+    monkeypatch.setenv("GRPO_LAB_COMMAND", "python train.py 'a b' seed=2")
+    assert typed_command() == ["python", "train.py", "a b", "seed=2"]
 
 
 def test_as_many_ranks_as_configured() -> None:
