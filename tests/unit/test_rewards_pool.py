@@ -78,12 +78,13 @@ def test_tolerance_of_the_problem_is_used(verifier: Verifier) -> None:
 
 
 def test_hostile_answers_neither_hang_nor_break_the_workers() -> None:
-    with Verifier("math", workers=2, timeout=1.0) as verifier:
+    # Time enough for a simple answer on a machine that is busy.
+    with Verifier("math", workers=2, timeout=3.0) as verifier:
         started = time.monotonic()
         pairs = [(problem("x+5"), boxed(answer)) for answer in [*TOWERS, *NOISE, "5+x"]]
         verdicts = [judgement.verdict for judgement in verifier.judge(pairs)]
-        # Two workers, four answers of a second each, and new workers after each.
-        assert time.monotonic() - started < 15
+        # Two workers, four answers of three seconds each, and new workers after each.
+        assert time.monotonic() - started < 30
         assert verdicts[:4] == ["timeout"] * 4
         assert set(verdicts[4:-1]) <= {"unparsed", "wrong", "timeout"}
         assert verdicts[-1] == "correct"
