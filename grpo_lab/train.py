@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # Errors that every rank raises, or raises because another did: the leading rank reports them.
 RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError")
 
+# Hydra's own words do not say where a launcher comes from.
+NO_SUBMITIT = "(it comes with hydra-submitit-launcher: pip install 'grpo-lab[slurm]')"
+
 # The user's own switch for whole tracebacks, read before `main` sets it for Hydra's sake.
 HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
 WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
@@ -139,7 +142,8 @@ def _as_lines(error: Exception) -> str:
         return str(error)
     cause = error.__cause__
     parts = str(error).splitlines() + ([str(cause).splitlines()[0]] if cause is not None and str(cause) else [])
-    return " ".join(" ".join(parts).split())
+    said = " ".join(" ".join(parts).split())
+    return f"{said} {NO_SUBMITIT}" if "hydra/launcher/submitit" in said else said
 
 
 def _run_in_child(config: TrainConfig, run_dir: Path) -> None:

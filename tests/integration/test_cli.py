@@ -55,6 +55,7 @@ def test_every_knob_of_the_papers_by_name(tmp_path: Path) -> None:
         (["schedule.v=8", "schedule.minibatches_per_collection=3"], "must divide schedule.v=8"),
         (["schedule.vv=3"], "Key 'vv' not in 'ScheduleConfig'"),
         (["objective=ppo"], "Could not find 'objective/ppo'"),
+        (["hydra/launcher=submitit_other"], "pip install 'grpo-lab[slurm]'"),
         (["resume=nowhere"], "nowhere/config.yaml is missing"),
         (["model=smollm2_135m", "model.path=nowhere"], "model.path=nowhere"),
         (["-m", "resume=a,b"], "resume= goes on with one run and makes no sweep"),
