@@ -37,6 +37,10 @@ class LeaderFailed(RuntimeError):
     """The leading rank stopped with an error, which it reports itself."""
 
 
+class RankLost(RuntimeError):
+    """Another rank is gone; it reports why itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     reason: str
@@ -65,7 +69,7 @@ class World:
             return work()
         if not self.is_leader:
             box: list[Any] = [None]
-            with _losing_ranks():
+            with noticing_lost_ranks():
                 dist.broadcast_object_list(box, src=0, group=self.group)
             if isinstance(box[0], _Failure):
                 raise LeaderFailed(box[0].reason)
@@ -78,7 +82,7 @@ class World:
             with suppress(RuntimeError):
                 dist.broadcast_object_list([_Failure(f"{type(error).__name__}: {error}")], src=0, group=self.group)
             raise
-        with _losing_ranks():
+        with noticing_lost_ranks():
             dist.broadcast_object_list([result], src=0, group=self.group)
         return result
 
@@ -97,7 +101,7 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with _losing_ranks():
+        with noticing_lost_ranks():
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -106,7 +110,7 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_leader else None
-        with _losing_ranks():
+        with noticing_lost_ranks():
             dist.gather_object(value, values, dst=0, group=self.group)
         return values
 
@@ -115,18 +119,14 @@ class World:
         if self.size == 1:
             return values
         total = torch.from_numpy(values.copy())
-        with _losing_ranks():
+        with noticing_lost_ranks():
             dist.all_reduce(total, group=self.group)
         return total.numpy()
 
     def barrier(self) -> None:
         if self.size > 1:
-            with _losing_ranks():
+            with noticing_lost_ranks():
                 dist.barrier(group=self.group)
-
-
-class RankLost(RuntimeError):
-    """Another rank is gone; it reports why itself."""
 
 
 def join(*, rank: int = 0, size: int = 1, local_rank: int = 0) -> World:
@@ -150,20 +150,12 @@ def leave() -> None:
 
 @contextmanager
 def noticing_lost_ranks() -> Iterator[None]:
-    """Around what libraries do between ranks: their errors over a connection that ended become `RankLost`."""
+    """Around what ranks do together: errors over a connection that ended become `RankLost`; others stay."""
     try:
         yield
     except RuntimeError as error:
         if not any(sign in str(error) for sign in LOST):
             raise
-        raise RankLost(f"another rank is gone: {' '.join(str(error).split())}") from error
-
-
-@contextmanager
-def _losing_ranks() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
         raise RankLost(f"another rank is gone: {' '.join(str(error).split())}") from error
 
 

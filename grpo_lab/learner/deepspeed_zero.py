@@ -36,7 +36,6 @@ from grpo_lab.learner.passes import (
 )
 from grpo_lab.learner.zero_engine import (
     ZeroEngine,
-    check_settings,
     compute_dtype,
     frozen_engine,
     import_deepspeed,
@@ -94,9 +93,8 @@ class DeepSpeedLearner:
         """The learner at the weights in `folder`, once `distributed.join` has brought the ranks together.
 
         Raises:
-            ConfigError: DeepSpeed is not installed, the settings do not fit together, or no model can be loaded.
+            ConfigError: DeepSpeed is not installed, or no model can be loaded.
         """
-        check_settings(settings)
         import_deepspeed(device)
         if (index := torch.device(device).index) is not None:
             # By this DeepSpeed chooses the GPU.

@@ -47,20 +47,6 @@ def import_deepspeed(device: str) -> Any:
     return deepspeed
 
 
-def check_settings(settings: LearnerConfig) -> None:
-    """Whether the settings fit together.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    if settings.zero_stage not in (0, 1, 2, 3):
-        raise ConfigError(f"learner.zero_stage={settings.zero_stage} is none of 0, 1, 2, 3")
-    if settings.offload_parameters and settings.zero_stage < 3:
-        raise ConfigError("learner.offload_parameters=true needs learner.zero_stage=3, which shards parameters")
-    if settings.offload_optimizer and settings.zero_stage < 1:
-        raise ConfigError("learner.offload_optimizer=true needs learner.zero_stage=1 or more, which shards it")
-
-
 def compute_dtype(settings: LearnerConfig) -> torch.dtype:
     """The type that parameters have on the device.
 
