@@ -47,6 +47,24 @@ class RecipeConfig:
 
 
 @dataclass
+class ShapeConfig:
+    """The size of a decoder of the Llama family, read by plans alone; null: not told."""
+
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate: int | None = None
+    vocab: int | None = None
+    # Whether the output matrix is the input matrix.
+    tied: bool | None = None
+    # Biases of query, key and value; norms of query and key.
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass
 class ModelConfig:
     """Where the initial policy comes from: a hub id, a local folder (`path` wins), or a recipe."""
 
@@ -56,6 +74,8 @@ class ModelConfig:
     path: str | None = None
     cache_dir: str = MISSING
     recipe: RecipeConfig | None = None
+    # A recipe, and a folder with a config.json, tell theirs themselves.
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
 
 
 # --- data -------------------------------------------------------------------------------------------------------
@@ -209,6 +229,8 @@ class ScheduleConfig:
     minibatches_per_collection: Any = MISSING
     # A number of updates, null (fixed), `epoch`, or `auto`.
     t_ref: Any = MISSING
+    # Sample the next collection while the current one is learned from: samples are up to a collection older.
+    overlap: bool = MISSING
     updates: int | None = MISSING
     epochs: int | None = None
 

@@ -1,7 +1,7 @@
 """Logits to log-probabilities at a temperature, entropy, and masked sums. The one place that does each.
 
-The learner, the reference, the embedded sampler and the check of a foreign sampler all come through `log_softmax`, so
-that the ratio of two of them is a ratio of the same quantity.
+The learner, the reference, the embedded sampler and the check of a foreign sampler all come through `powers`, so that
+the ratio of two of them is a ratio of the same quantity.
 """
 
 from __future__ import annotations
@@ -12,15 +12,24 @@ import torch
 from torch import Tensor
 
 
-def log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities in nats of the distribution sampled from at `temperature` > 0; float32 or wider."""
+def powers(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The distribution [..., V] sampled from at `temperature` > 0, before it is normalised; float32 or wider.
+
+    Returns the logits over the temperature less their maximum, `shifted` [..., V]; exp of it [..., V]; and the sum of
+    that [..., 1]. A log-prob in nats is `shifted - log(sum)`.
+    """
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(wide / temperature, dim=-1)
+    if temperature != 1:
+        wide = wide / temperature
+    shifted = wide - wide.amax(-1, keepdim=True)
+    exponentials = shifted.exp()
+    return shifted, exponentials, exponentials.sum(-1, keepdim=True)
 
 
-def entropy(log_probs: Tensor) -> Tensor:
-    """Exact entropy in nats over the last dimension; an entry of probability 0 adds 0."""
-    return -torch.where(log_probs.isfinite(), log_probs.exp() * log_probs, 0.0).sum(-1)
+def log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """All log-probabilities in nats of the distribution sampled from at `temperature` > 0; float32 or wider."""
+    shifted, _, total = powers(logits, temperature)
+    return shifted - total.log()
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -44,17 +53,20 @@ class _SelectedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, bias, tokens)
-        ctx.temperature, ctx.chunk = temperature, chunk
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         selected = torch.empty(len(tokens), dtype=wide, device=hidden.device)
         entropies = torch.empty_like(selected)
         head = _cast_head(weight, bias, hidden.dtype)
         for start in range(0, len(tokens), chunk):
             rows = slice(start, start + chunk)
-            log_probs = log_softmax(torch.nn.functional.linear(hidden[rows], *head), temperature)
-            selected[rows] = log_probs.gather(-1, tokens[rows, None]).squeeze(-1)
-            entropies[rows] = entropy(log_probs)
+            logits = torch.nn.functional.linear(hidden[rows], *head)
+            shifted, exponentials, total = powers(logits, temperature)
+            log_total = total.log().squeeze(-1)
+            selected[rows] = shifted.gather(-1, tokens[rows, None]).squeeze(-1) - log_total
+            # -sum p log p; an entry of probability 0 is 0 times minus infinity, and adds 0.
+            entropies[rows] = log_total - exponentials.mul_(shifted).nansum(-1) / total.squeeze(-1)
+        ctx.save_for_backward(hidden, weight, bias, tokens)
+        ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropies)
         return selected, entropies
 
@@ -71,14 +83,18 @@ class _SelectedLogprobs(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
         for start in range(0, len(tokens), ctx.chunk):
             rows = slice(start, start + ctx.chunk)
-            log_probs = log_softmax(torch.nn.functional.linear(hidden[rows], *head), ctx.temperature)
+            logits = torch.nn.functional.linear(hidden[rows], *head)
+            _, exponentials, total = powers(logits, ctx.temperature)
             # d log p_k / d logits = (onehot_k - p) / temperature
             scale = grad_selected[rows, None] / ctx.temperature
-            grad_logits = log_probs.exp_().mul_(-scale)
+            grad_logits = exponentials.mul_(-scale / total)
             grad_logits.scatter_add_(-1, tokens[rows, None], scale)
             narrow = grad_logits.to(hidden.dtype)
             grad_hidden[rows] = narrow @ head[0]
-            grad_weight += narrow.T @ hidden[rows]
+            if narrow.dtype == wide:
+                grad_weight.addmm_(narrow.T, hidden[rows])
+            else:
+                grad_weight += narrow.T @ hidden[rows]
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
         narrow_bias = None if grad_bias is None else grad_bias.to(weight.dtype)

@@ -30,8 +30,9 @@ from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone
 
-# Groups of a fresh collection that the learner scores to prove a sync, and that a sample of rollouts shows.
-PROOF_GROUPS = 4
+# Responses of a fresh collection, each to another prompt, that the learner scores to prove a sync.
+PROOF_RESPONSES = 8
+# Groups that a sample of rollouts shows.
 SAMPLE_GROUPS = 4
 FAILED_BATCH = "failed_minibatch.pt"
 EVALUATIONS = "evaluations"
@@ -125,8 +126,7 @@ class Loop:
         self.state.groups, self.state.epoch_completed = collection.groups, collection.epoch_completed
         row = metrics.scalars(collection.metrics)
         if self.schedule.sync(self.state.update):
-            proof = make_minibatch(0, collection.groups[:PROOF_GROUPS], mask_zero_variance=False, mask_divisor="all")
-            row["sync/drift"] = prove_by_scoring(self.learner, self.engine, proof)
+            row["sync/drift"] = prove_by_scoring(self.learner, self.engine, collection.groups[:PROOF_RESPONSES])
         return row
 
     def _minibatch(self, index: int) -> Minibatch:

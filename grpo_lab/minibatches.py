@@ -135,14 +135,6 @@ class PackedBatch:
     loss_mask: Tensor
     responses: tuple[tuple[int, int], ...]
 
-    def attention_mask(self) -> Tensor:
-        """[R, 1, L, L] bool: a position sees itself, and what precedes it in its prompt or its own response."""
-        length = self.segments.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.segments.device).tril()
-        query, key = self.segments[:, :, None], self.segments[:, None, :]
-        # Padding sees itself: a row of the softmax without any entry is NaN.
-        return (causal & ((key == query) | (key == 0)))[:, None]
-
 
 def pack(minibatch: Minibatch, rows: Sequence[Row], *, pad_id: int = 0) -> PackedBatch:
     """The tensors of one micro-batch, on the CPU."""

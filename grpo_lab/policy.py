@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from grpo_lab.attention import IMPLEMENTATION, install, packed_attention
 from grpo_lab.config import ConfigError
 from grpo_lab.logprobs import selected_logprobs
 from grpo_lab.minibatches import PackedBatch
@@ -71,11 +72,10 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def takes_group_mask(model: Any) -> bool:
-    """Whether every layer is full attention and reads a boolean mask, so that a row may hold a whole group."""
+def takes_groups(model: Any) -> bool:
+    """Whether every layer is full attention that can be replaced, so that a row may hold a whole group."""
     config = model.config.get_text_config()
-    # Eager attention would add a boolean mask to its scores: every position seen, and no error.
-    if config._attn_implementation != "sdpa":
+    if config._attn_implementation not in ("sdpa", IMPLEMENTATION) or not model._supports_attention_backend:
         return False
     layers = getattr(config, "layer_types", None)
     if layers is not None:
@@ -144,7 +144,9 @@ class Policy(nn.Module):
         self.model = model
         self.head = _Head(model.get_output_embeddings(), temperature=temperature, chunk=logit_chunk)
         self.autocast = autocast
-        self.whole_groups = takes_group_mask(model)
+        self.whole_groups = takes_groups(model)
+        if self.whole_groups:
+            install(model)
 
     def logprobs(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         """Log-probs [B, T] (nats, with gradient where enabled) and entropies [B, T] (without); 0 behind the mask."""
@@ -165,10 +167,13 @@ class Policy(nn.Module):
         return zeros.masked_scatter(mask, selected), zeros.masked_scatter(mask, entropies)
 
     def _hidden(self, batch: PackedBatch, device: torch.device) -> Tensor:
-        mask = batch.attention_mask() if self.whole_groups else (batch.segments >= 0).long()
+        if self.whole_groups:
+            attention = packed_attention(batch, device)
+        else:
+            attention = {"attention_mask": (batch.segments >= 0).long().to(device)}
         return self.model.base_model(
             input_ids=batch.input_ids.to(device),
-            attention_mask=mask.to(device),
             position_ids=batch.position_ids.to(device),
             use_cache=False,
+            **attention,
         ).last_hidden_state

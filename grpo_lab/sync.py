@@ -10,13 +10,16 @@ rounding lets it, so that in low precision a small step can hide below the toler
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from grpo_lab.diagnostics import log_ratios
 from grpo_lab.learner import Learner
-from grpo_lab.minibatches import Minibatch
+from grpo_lab.minibatches import make_minibatch
 from grpo_lab.rollout import RolloutEngine
+from grpo_lab.types import Group
 from grpo_lab.weights import Weights, cast, combine, hashed
 
 
@@ -50,12 +53,19 @@ def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str |
     return combine(given)
 
 
-def prove_by_scoring(learner: Learner, engine: RolloutEngine, sample: Minibatch) -> float:
-    """Mean |learner - behaviour log-prob| in nats per token of responses sampled since the sync, by equal weights.
+def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[Group]) -> float:
+    """Mean |learner - behaviour log-prob| in nats per token of groups sampled since the sync, by equal weights.
+
+    The first response of each group is scored: a prompt's keys are the same for all of them.
 
     Raises:
         SyncError: it is over the engine's tolerance.
     """
+    firsts = [
+        replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
+        for group in groups
+    ]
+    sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
     tokens = np.concatenate(log_ratios(sample, learner.logprobs(sample)))
     drift = float(np.abs(tokens).mean())
     if not drift <= engine.drift_tolerance:

@@ -16,14 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
-from grpo_lab.config import ConfigError, TrainConfig, conf_dir, register, save_config, to_config
+from grpo_lab.command import HYDRA_TRACEBACK, WANTS_TRACEBACK, composed, errors_on_one_line
+from grpo_lab.config import ConfigError, TrainConfig, save_config
+from grpo_lab.heap import keep_freed_memory
 from grpo_lab.launch import (
     TYPED_VARIABLE,
     Place,
@@ -43,60 +38,12 @@ if TYPE_CHECKING:
 # Errors that every rank raises, or raises because another did: the leading rank reports them.
 RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError")
 
-# Hydra's own words do not say where a launcher comes from.
-NO_SUBMITIT = "(it comes with hydra-submitit-launcher: pip install 'grpo-lab[slurm]')"
-
-# The user's own switch for whole tracebacks, read before `main` sets it for Hydra's sake.
-HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
-WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
-
-# A composed configuration, and the words of the command line that it came from.
-Command = tuple[TrainConfig, Sequence[str]]
-
-register()
-
 
 def main() -> None:
     """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
-    # Hydra would print an exception itself; here it comes through, to be one line or a whole traceback.
-    os.environ[HYDRA_TRACEBACK] = "1"
-    commands: list[Command] = []
-    try:
-        _compose(commands)
-        os.environ[HYDRA_TRACEBACK] = str(int(WANTS_TRACEBACK))
-        for command in commands:
-            _start(*command)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
-        if WANTS_TRACEBACK or not _is_foreseen(error):
-            raise
-        place = place_from_environment()
-        if place is None or place.rank == 0:
-            print(f"error: {_as_lines(error)}", file=sys.stderr)
-        elif type(error).__name__ not in RAISED_BY_ALL:
-            print(f"error: rank {place.rank}: {_as_lines(error)}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _compose(commands: list[Command]) -> None:
-    """Let Hydra read the command line: it runs a sweep's jobs itself; a single run is noted in `commands`, to be run
-    outside of Hydra, which would comment on its errors; what only prints (--help, --cfg) notes nothing."""
-
-    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-    def compose(composed: DictConfig) -> None:
-        hydra_config = HydraConfig.get()
-        if hydra_config.mode != RunMode.MULTIRUN:
-            commands.append((to_config(composed), hydra_config.overrides.task))
-            return
-        try:
-            _run_in_child(to_config(composed), Path(hydra_config.runtime.output_dir))
-        except ConfigError as error:
-            # Hydra raises only the first failure of a sweep, at its end: each is to be seen.
-            print(f"error: {error}", file=sys.stderr)
-            raise
-
-    compose()
+    with errors_on_one_line(raised_by_all=RAISED_BY_ALL):
+        for config, overrides in composed(_run_in_child):
+            _start(config, overrides)
 
 
 def _start(config: TrainConfig, overrides: Sequence[str]) -> None:
@@ -127,23 +74,6 @@ def _train_as_rank(place: Place, config: TrainConfig, overrides: Sequence[str]) 
 
 class JobError(RuntimeError):
     """A job of a sweep ended with an error, which it has printed itself."""
-
-
-def _is_foreseen(error: Exception) -> bool:
-    """Whether an error explains itself: ours, or one of composition."""
-    return type(error).__module__.startswith(("grpo_lab", "__main__")) or isinstance(
-        error, HydraException | OmegaConfBaseException
-    )
-
-
-def _as_lines(error: Exception) -> str:
-    """An error's text; what Hydra spreads over lines and causes, on one."""
-    if not isinstance(error, HydraException | OmegaConfBaseException):
-        return str(error)
-    cause = error.__cause__
-    parts = str(error).splitlines() + ([str(cause).splitlines()[0]] if cause is not None and str(cause) else [])
-    said = " ".join(" ".join(parts).split())
-    return f"{said} {NO_SUBMITIT}" if "hydra/launcher/submitit" in said else said
 
 
 def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
@@ -190,6 +120,8 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
     """
     warnings = validate(config)
     _set_threads(config)
+    if config.hardware.device == "cpu":
+        keep_freed_memory()
     # Only now the heavy libraries: a wrong setting has failed by here.
     from grpo_lab import checkpoint, distributed
     from grpo_lab.build import build_loop
@@ -265,8 +197,10 @@ def _next_command(config: TrainConfig, run_dir: Path, status: str) -> str:
 
 def _set_threads(config: TrainConfig) -> None:
     """What libraries read when they are loaded."""
-    # Waiting threads that spin starve each other on a shared machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Turns of spinning, about a tenth of a millisecond, before a waiting thread sleeps: longer than between two
+        # operations of a pass, since waking costs more than most of them; not for good, on a machine that others use.
+        os.environ.setdefault("GOMP_SPINCOUNT", "100000")
     # torchrun sets 1 of its own accord.
     if place_from_environment() is not None:
         os.environ["OMP_NUM_THREADS"] = str(config.hardware.threads)

@@ -64,6 +64,8 @@ class TorchLearner:
             lr=settings.lr,
             betas=(settings.betas[0], settings.betas[1]),
             weight_decay=settings.weight_decay,
+            # One pass over each parameter and its state instead of ten.
+            fused=True,
         )
         self.device = next(model.parameters()).device
 

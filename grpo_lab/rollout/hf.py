@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_lab.logprobs import log_softmax
+from grpo_lab.logprobs import log_softmax, powers
 from grpo_lab.policy import compute_precision, end_tokens, load_model, load_tokenizer
-from grpo_lab.rollout.cache import make_cache
+from grpo_lab.rollout.decoding import make_decoder
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
 from grpo_lab.weights import Weights, digest
 
@@ -29,6 +29,7 @@ COMPACT_SHARE = 0.125
 DRIFT_TOLERANCE = {None: 1e-4, torch.bfloat16: 1e-2}
 # Uniform numbers are drawn for this many positions at a time.
 UNIFORM_BLOCK = 64
+VOCABULARY_BLOCK = 128
 
 
 @dataclass
@@ -128,7 +129,9 @@ class HfEngine:
     def _generate_batch(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[list[Rollout]]:
-        batch = self._sample(prompts, group_size, sampling, seeds)
+        # One context for the whole batch: it keeps the weights that it has cast.
+        with compute_precision(self.autocast, self.device):
+            batch = self._sample(prompts, group_size, sampling, seeds)
         texts = self.tokenizer.batch_decode(
             [row[:length] for row, length in zip(batch.tokens, batch.lengths, strict=True)], skip_special_tokens=True
         )
@@ -156,7 +159,8 @@ class HfEngine:
         )
         streams = _Streams(np.array([seed + j for seed in seeds for j in range(group_size)], dtype=np.uint64))
         ends = torch.tensor(sorted(self.end_tokens), device=self.device)
-        logits, cache, mask = self._prefill(prompts, group_size)
+        decoder = make_decoder(self.model)
+        logits = decoder.prefill(prompts, group_size)
         rows = np.arange(count)
         live = torch.ones(count, dtype=torch.bool, device=self.device)
         for step in range(sampling.max_tokens):
@@ -174,42 +178,10 @@ class HfEngine:
                 break
             if alive <= len(live) * (1 - COMPACT_SHARE):
                 keep = live.nonzero().squeeze(-1)
-                cache.batch_select_indices(keep)
-                rows, live, mask, drawn = rows[keep.cpu().numpy()], live[keep], mask[keep], drawn[keep]
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-            logits = self._decode(drawn, cache, mask)
+                decoder.keep(keep)
+                rows, live, drawn = rows[keep.cpu().numpy()], live[keep], drawn[keep]
+            logits = decoder.step(drawn)
         return batch
-
-    def _prefill(self, prompts: Sequence[Prompt], group_size: int) -> tuple[Tensor, Any, Tensor]:
-        """Next-token logits [P * m, V], the cache of as many rows, and the attention mask [P * m, L], left-padded."""
-        width = max(len(prompt.token_ids) for prompt in prompts)
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            mask[row, width - len(prompt.token_ids) :] = 1
-        ids, mask = ids.to(self.device), mask.to(self.device)
-        cache = make_cache(self.model.config)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        logits = self._forward(ids, cache, mask, positions)
-        cache.batch_repeat_interleave(group_size)
-        return logits.repeat_interleave(group_size, 0), cache, mask.repeat_interleave(group_size, 0)
-
-    def _decode(self, drawn: Tensor, cache: Any, mask: Tensor) -> Tensor:
-        return self._forward(drawn[:, None], cache, mask, mask.sum(-1, keepdim=True) - 1)
-
-    def _forward(self, ids: Tensor, cache: Any, mask: Tensor, positions: Tensor) -> Tensor:
-        with compute_precision(self.autocast, self.device):
-            output = self.model(
-                input_ids=ids,
-                # Without padding there is nothing to mask, and attention is faster unmasked.
-                attention_mask=None if bool(mask.all()) else mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        return output.logits[:, -1]
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -221,13 +193,37 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
     if sampling.temperature == 0:
         log_probs = log_softmax(logits, 1.0)
         tokens = log_probs.argmax(-1)
-    else:
-        log_probs = restrict(log_softmax(logits, sampling.temperature), sampling)
-        # In float64: a float32 running sum over a large vocabulary loses the small probabilities at its end.
-        cumulative = log_probs.double().exp().cumsum(-1)
-        tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)
-    return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+        return tokens, log_probs.gather(-1, tokens[:, None]).squeeze(-1)
+    shifted, exponentials, total = powers(logits, sampling.temperature)
+    if sampling.top_k or sampling.top_p < 1:
+        shifted, exponentials, total = powers(restrict(shifted - total.log(), sampling), 1.0)
+    tokens = invert(exponentials, uniforms)
+    return tokens, (shifted.gather(-1, tokens[:, None]) - total.log()).squeeze(-1)
+
+
+def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token [B] at which the running sum of `weights` [B, V] passes `uniforms` [B] of the whole.
+
+    In two steps, first to a block of the vocabulary and then inside it, since only the sums are needed of most of it.
+    In float64: a float32 running sum over a large vocabulary loses the small probabilities at its end.
+    """
+    rows, vocabulary = weights.shape
+    short = -vocabulary % VOCABULARY_BLOCK
+    if short:
+        weights = torch.nn.functional.pad(weights, (0, short))
+    blocks = weights.view(rows, -1, VOCABULARY_BLOCK)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    wanted = (uniforms * ends[:, -1])[:, None]
+    block = _first_past(ends, wanted)
+    before = torch.where(block > 0, ends.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, VOCABULARY_BLOCK)).squeeze(1).double().cumsum(-1)
+    return (block * VOCABULARY_BLOCK + _first_past(inside, wanted - before)).squeeze(-1)
+
+
+def _first_past(running: Tensor, wanted: Tensor) -> Tensor:
+    """Where a running sum [B, N] first passes `wanted` [B, 1]; if rounding has it never do so, where it last rose."""
+    last_rise = (running < running[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(running, wanted, right=True), last_rise)
 
 
 def restrict(log_probs: Tensor, sampling: Sampling) -> Tensor:

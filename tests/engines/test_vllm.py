@@ -149,7 +149,7 @@ def test_a_server_answers_as_a_worker_does(server: VllmEngine, worker: VllmEngin
         hand_over(engine, learner.weights(), version=4)
     served = sample_groups(server, PROMPTS, group_size=8, sampling=PLAIN)
     assert largest_difference(learner, served) < 1e-5
-    assert prove_by_scoring(learner, server, minibatch_of(served)) < 1e-5
+    assert prove_by_scoring(learner, server, served) < 1e-5
     for one, other in zip(served, sample_groups(worker, PROMPTS, group_size=8, sampling=PLAIN), strict=True):
         assert [a.token_ids.tolist() for a in one.rollouts] == [b.token_ids.tolist() for b in other.rollouts]
         assert [a.finish_reason for a in one.rollouts] == [b.finish_reason for b in other.rollouts]
@@ -177,7 +177,7 @@ def test_in_process_leaves_the_process_as_it_was(
         hand_over(each, learner.weights(), version=2)
     assert engine.digests() is None
     groups = sample_groups(engine, PROMPTS, group_size=4, sampling=PLAIN)
-    assert prove_by_scoring(learner, engine, minibatch_of(groups)) < 1e-5
+    assert prove_by_scoring(learner, engine, groups) < 1e-5
     for one, other in zip(groups, sample_groups(worker, PROMPTS, group_size=4, sampling=PLAIN), strict=True):
         assert same(one.rollouts, other.rollouts)
     assert (tmp_path / "vllm.log").stat().st_size > 0
@@ -196,7 +196,4 @@ def test_in_process_a_tensor_is_used_before_the_next_is_asked_for(build: BuildEn
             gathered.fill_(float("nan"))
 
     hand_over(engine, passing(), version=1)
-    assert (
-        prove_by_scoring(learner, engine, minibatch_of(sample_groups(engine, PROMPTS, group_size=2, sampling=PLAIN)))
-        < 1e-5
-    )
+    assert prove_by_scoring(learner, engine, sample_groups(engine, PROMPTS, group_size=2, sampling=PLAIN)) < 1e-5

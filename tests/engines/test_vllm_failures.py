@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tiny import make_prompt, minibatch_of, sample_groups, save_model, tiny_model
+from tiny import make_prompt, sample_groups, save_model, tiny_model
 from torch import Tensor
 from vllm_cases import BuildEngine, members, perturbed_learner, same, vllm_config
 
@@ -58,9 +58,7 @@ def stopped(pid: int, *, then: signal.Signals | None = None) -> Iterator[None]:
 
 
 def drift(learner: TorchLearner, engine: VllmEngine) -> float:
-    return prove_by_scoring(
-        learner, engine, minibatch_of(sample_groups(engine, PROMPTS, group_size=4, sampling=SAMPLING))
-    )
+    return prove_by_scoring(learner, engine, sample_groups(engine, PROMPTS, group_size=4, sampling=SAMPLING))
 
 
 def worker_of(engine: VllmEngine) -> WorkerHost:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_vllm import FakeServer
-from tiny import make_prompt, minibatch_of, sample_groups
+from tiny import make_prompt, sample_groups
 from torch import Tensor
 from vllm_cases import perturbed_learner
 
@@ -28,9 +28,7 @@ SAMPLING = Sampling(temperature=1.0, max_tokens=24)
 
 
 def drift(learner: TorchLearner, engine: VllmEngine) -> float:
-    return prove_by_scoring(
-        learner, engine, minibatch_of(sample_groups(engine, PROMPTS, group_size=8, sampling=SAMPLING))
-    )
+    return prove_by_scoring(learner, engine, sample_groups(engine, PROMPTS, group_size=8, sampling=SAMPLING))
 
 
 def test_a_right_sync_passes_both_checks(worker: VllmEngine) -> None:

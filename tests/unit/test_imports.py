@@ -24,11 +24,15 @@ ORDER = [
     "validation",
     "runs",
     "launch",
+    "heap",
+    "command",
     "distributed",
     "prompts",
+    "plan",
     "logprobs",
     "objectives",
     "minibatches",
+    "attention",
     "policy",
     "weights",
     "rollout",
@@ -48,20 +52,31 @@ ORDER = [
 ]
 
 # Who may import a heavy library, anywhere in the file.
-TENSORS = {"types", "logprobs", "objectives", "minibatches", "policy", "weights", "rollout", "models", "learner"}
+TENSORS = {
+    "types",
+    "logprobs",
+    "objectives",
+    "minibatches",
+    "attention",
+    "policy",
+    "weights",
+    "rollout",
+    "models",
+    "learner",
+}
 HEAVY = {
     "torch": {*TENSORS, "launch", "distributed", "checkpoint", "runstate", "loop", "train"},
-    "transformers": {"policy", "rollout", "models", "prompts", "train"},
+    "transformers": {"attention", "policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
     "datasets": {"prompts"},
     "huggingface_hub": {"prompts"},
     "vllm": {"rollout"},
     "deepspeed": {"learner"},
     "wandb": {"tracking"},
-    "rich": {"tracking"},
+    "rich": {"tracking", "plan"},
     "math_verify": {"rewards"},
     "pebble": {"rewards"},
-    "hydra": {"config", "train"},
+    "hydra": {"config", "command"},
 }
 
 
@@ -103,7 +118,9 @@ def test_the_order_names_what_exists() -> None:
     assert set(ORDER) == {module for path in _files() if (module := _module(path))}
 
 
-@pytest.mark.parametrize("module", ["grpo_lab.train", "grpo_lab.config", "grpo_lab.rewards", "grpo_lab.prompts"])
+@pytest.mark.parametrize(
+    "module", ["grpo_lab.train", "grpo_lab.plan.__main__", "grpo_lab.config", "grpo_lab.rewards", "grpo_lab.prompts"]
+)
 def test_importing_stays_light(module: str) -> None:
     """A wrong setting fails, and a verifier's worker starts, before anything heavy is loaded."""
     probe = (

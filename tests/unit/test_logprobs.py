@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_lab.logprobs import entropy, log_softmax, masked, masked_sum, selected_logprobs
+from grpo_lab.logprobs import log_softmax, masked, masked_sum, selected_logprobs
 
 N, H, V = 13, 5, 11
 WORKED = [(0.5, -0.018150), (1.0, -0.126928), (1.3, -0.194506)]
@@ -122,19 +122,25 @@ def test_the_softmax_is_at_least_float32(dtype: torch.dtype) -> None:
 # --- entropy ----------------------------------------------------------------------------------------------------
 
 
-def test_entropy_is_exact_and_an_impossible_token_adds_nothing() -> None:
-    logits = torch.tensor([[0.0, 0.0, -math.inf], [math.log(4), 0.0, -math.inf]], dtype=torch.float64)
-    # ln 2, and -(0.8 ln 0.8 + 0.2 ln 0.2), not the sampled token's 0.223144.
-    assert entropy(log_softmax(logits, 1.0)).tolist() == pytest.approx([0.693147, 0.500402], abs=5e-7)
-    certain = torch.tensor([[0.0, -math.inf], [0.0, -2000.0]], dtype=torch.float64)
-    assert entropy(log_softmax(certain, 1.0)).tolist() == [0.0, 0.0]
+def entropies_of(logits: list[list[float]], temperature: float) -> list[float]:
+    """Of the rows of `logits`, through a head: row k is the hidden state e_k, and the weights are the logits."""
+    weight = torch.tensor(logits, dtype=torch.float64).T
+    hidden = torch.eye(len(logits), dtype=torch.float64)
+    tokens = torch.zeros(len(logits), dtype=torch.long)
+    return selected_logprobs(hidden, weight, None, tokens, temperature=temperature, chunk=8)[1].tolist()
+
+
+def test_entropy_is_exact() -> None:
+    # ln 2, and -(0.8 ln 0.8 + 0.2 ln 0.2), not the sampled token's 0.223144; the third token is impossible.
+    rows = [[0.0, 0.0, -2000.0], [math.log(4), 0.0, -2000.0]]
+    assert entropies_of(rows, 1.0) == pytest.approx([0.693147, 0.500402], abs=5e-7)
+    assert entropies_of([[0.0, -2000.0]], 1.0) == [0.0]
 
 
 def test_entropy_follows_the_temperature() -> None:
     """Hot tends to ln V; logits (2, 0) at 0.5 are p = sigmoid(4) = 0.982014."""
-    logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
-    assert entropy(log_softmax(logits, 0.5)).item() == pytest.approx(0.090095, abs=5e-7)
-    assert entropy(log_softmax(logits, 1e6)).item() == pytest.approx(math.log(2), abs=1e-9)
+    assert entropies_of([[2.0, 0.0]], 0.5) == pytest.approx([0.090095], abs=5e-7)
+    assert entropies_of([[2.0, 0.0]], 1e6) == pytest.approx([math.log(2)], abs=1e-9)
 
 
 def test_impossible_tokens_under_a_head() -> None:

@@ -175,23 +175,6 @@ def test_pack_some_members_of_a_group() -> None:
     assert batch.responses == ((0, 1),)
 
 
-def test_attention_mask_by_hand() -> None:
-    # Prompt 5 6, responses `8 8 x` (two inputs) and `9 x` (one), and one position of padding beside a longer row.
-    minibatch = minibatch_of([make_group("a", [5, 6], [[8, 8, 2], [9, 2]]), make_group("b", [2, 3, 4, 5, 6, 7], [[8]])])
-    batch = pack(minibatch, [Row(0, (0, 1), 5), Row(1, (0,), 6)])
-    see, no = True, False
-    assert batch.attention_mask().shape == (2, 1, 6, 6)
-    assert batch.attention_mask()[0, 0].tolist() == [
-        [see, no, no, no, no, no],  # 5
-        [see, see, no, no, no, no],  # 6
-        [see, see, see, no, no, no],  # first response
-        [see, see, see, see, no, no],
-        [see, see, no, no, see, no],  # second response: the prompt and itself
-        [see, see, no, no, no, see],  # padding: not nothing, which would be NaN; no one sees it
-    ]
-    assert batch.attention_mask()[1, 0].tolist() == torch.ones(6, 6).tril().bool().tolist()
-
-
 def test_the_mask_comes_from_lengths_where_padding_is_the_end_token() -> None:
     minibatch = minibatch_of([make_group("a", [5], [[11, 12, 2], [3, 4, 5, 6, 2]])])
     for pad_id in (2, 0):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grpo_lab.config import ConfigError
 from grpo_lab.minibatches import Minibatch, pack, plan_rows
-from grpo_lab.policy import end_tokens, load_model, load_tokenizer, takes_group_mask
+from grpo_lab.policy import end_tokens, load_model, load_tokenizer, takes_groups
 
 # Whole groups in one micro-batch; whole groups one by one (their lengths are 20, 21, 15); two of them cut into rows.
 BUDGETS = (1000, 21, 17)
@@ -139,7 +139,7 @@ def test_sliding_windows_are_recognised_and_scored_in_rows_of_one(architecture: 
 
 
 def test_a_window_switched_off_is_full_attention() -> None:
-    assert takes_group_mask(tiny_model("mistral", sliding_window=None))
+    assert takes_groups(tiny_model("mistral", sliding_window=None))
 
 
 def test_eager_attention_gets_rows_of_one() -> None:

@@ -1,7 +1,8 @@
 """The embedded sampler: what it records is what it drew from, and every response is its own.
 
 Log-probs are compared with the learner's policy to 1e-5 nats: the two compute the same in another order (a cache and
-left padding here, packed rows there), and float32 sums of a few dozen terms near 10 differ by some 1e-6.
+prompts apart from what follows here, packed rows there), and float32 sums of a few dozen terms near 10 differ by some
+1e-6.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from tiny import (
 )
 from torch import Tensor
 
-from grpo_lab.rollout.hf import COMPACT_SHARE, UNIFORM_BLOCK, HfEngine, draw, restrict
+from grpo_lab.rollout import cache
+from grpo_lab.rollout.hf import COMPACT_SHARE, UNIFORM_BLOCK, VOCABULARY_BLOCK, HfEngine, draw, invert, restrict
 from grpo_lab.types import Rollout, Sampling
 
 PROMPTS = [
@@ -56,9 +58,11 @@ def responses(engine: HfEngine, sampling: Sampling = TRAINING, *, group_size: in
 
 @contextmanager
 def forwards(model: Any) -> Iterator[list[dict[str, Any]]]:
-    """The keyword arguments of every forward pass of the model."""
+    """The keyword arguments of every pass through the model's layers."""
     calls: list[dict[str, Any]] = []
-    hook = model.register_forward_pre_hook(lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True)
+    hook = model.base_model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: calls.append(kwargs), with_kwargs=True
+    )
     try:
         yield calls
     finally:
@@ -82,8 +86,8 @@ def test_recorded_logprobs_are_the_learners(architecture: str, temperature: floa
             np.testing.assert_allclose(rollout.behaviour_logprobs, score.numpy(), rtol=0, atol=1e-5)
 
 
-def test_positions_of_left_padded_prompts() -> None:
-    engine = make_engine()
+def positions(engine: HfEngine) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first two passes over a short prompt beside a long one, two responses each."""
     with forwards(engine.model) as calls:
         engine.generate(
             [make_prompt("short", [3, 4, 5]), make_prompt("long", [3, 4, 5, 6, 7])],
@@ -92,10 +96,62 @@ def test_positions_of_left_padded_prompts() -> None:
             seeds=[0, 10],
         )
     prefill, decode = calls
+    return prefill, decode
+
+
+def test_positions_of_prompts_of_unequal_length() -> None:
+    prefill, decode = positions(make_engine())
+    assert prefill["input_ids"].tolist() == [[3, 4, 5, 0, 0], [3, 4, 5, 6, 7]]
+    assert prefill["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert decode["position_ids"].tolist() == [[3], [3], [5], [5]]
+
+
+def test_positions_where_attention_cannot_be_replaced() -> None:
+    prefill, decode = positions(make_engine(tiny_model("mistral")))
     assert prefill["attention_mask"].tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
     assert prefill["position_ids"][0, 2:].tolist() == [0, 1, 2]
     assert prefill["position_ids"][1].tolist() == [0, 1, 2, 3, 4]
     assert decode["position_ids"].tolist() == [[3], [3], [5], [5]]
+
+
+@pytest.mark.parametrize("copied", [0, 5, 100])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_prompts_shared_or_copied_give_the_learners_logprobs(
+    monkeypatch: pytest.MonkeyPatch, copied: int, kv_heads: int
+) -> None:
+    """Unequal prompts, rows that finish at different times and whole groups that do, heads that share keys."""
+    monkeypatch.setattr(cache, "COPIED_PROMPT", copied)
+    monkeypatch.setattr(cache, "ROOM", 3)
+    model = tiny_model("qwen3", num_key_value_heads=kv_heads)
+    groups = sample_groups(make_engine(model), PROMPTS, group_size=4, sampling=TRAINING)
+    lengths = {len(rollout.token_ids) for group in groups for rollout in group.rollouts}
+    assert len(lengths) > 4
+    with torch.no_grad():
+        scores = packed_logprobs(make_policy(model), minibatch_of(groups), budget=1000)
+    for group, row in zip(groups, scores, strict=True):
+        for rollout, score in zip(group.rollouts, row, strict=True):
+            np.testing.assert_allclose(rollout.behaviour_logprobs, score.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, VOCABULARY_BLOCK, VOCABULARY_BLOCK + 1, 5 * VOCABULARY_BLOCK + 7])
+def test_a_draw_inverts_the_running_sum(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = torch.rand(400, vocabulary, generator=generator).pow(4)
+    # Runs of tokens that cannot be drawn, at the ends of blocks and of the vocabulary too.
+    weights[:, vocabulary // 2 : -1] *= torch.rand(400, 1, generator=generator) > 0.5
+    weights[:200, -1] = 0 if vocabulary > 1 else 1
+    weights[weights.sum(-1) == 0, 0] = 1.0
+    uniforms = torch.rand(400, generator=generator, dtype=torch.float64)
+    uniforms[:3] = torch.tensor([0.0, 1 - 2**-53, 0.5])
+    drawn = invert(weights, uniforms)
+    assert (weights.gather(-1, drawn[:, None]) > 0).all()
+    running = weights.double().cumsum(-1)
+    wanted = uniforms * running[:, -1]
+    above = running.gather(-1, drawn[:, None]).squeeze(-1)
+    below = above - weights.gather(-1, drawn[:, None]).squeeze(-1).double()
+    rounding = 1e-6 * running[:, -1]
+    assert (below <= wanted + rounding).all()
+    assert (wanted <= above + rounding).all()
 
 
 # --- random streams ---------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from tiny import char_tokenizer, make_learner, make_prompt, minibatch_of, preset
 from torch import Tensor
 
 from grpo_lab.learner.torch_local import TorchLearner
-from grpo_lab.minibatches import Minibatch
 from grpo_lab.rollout.hf import HfEngine
 from grpo_lab.sync import SyncError, hand_over, prove_by_scoring
-from grpo_lab.types import Sampling
+from grpo_lab.types import Group, Sampling
 from grpo_lab.weights import Weights, clone, combine, digest, fingerprint
 
 PROMPTS = [make_prompt("a", [3, 12, 4, 13]), make_prompt("b", [9, 13])]
@@ -148,9 +147,9 @@ def make_engine(kind: type[HfEngine]) -> Any:
     return kind(tiny_model("qwen3"), char_tokenizer(), max_rows=64)
 
 
-def proof(engine: HfEngine, temperature: float = 1.0) -> Minibatch:
+def proof(engine: HfEngine, temperature: float = 1.0) -> list[Group]:
     sampling = Sampling(temperature=temperature, max_tokens=16)
-    return minibatch_of(sample_groups(engine, PROMPTS, group_size=4, sampling=sampling))
+    return sample_groups(engine, PROMPTS, group_size=4, sampling=sampling)
 
 
 def test_a_right_engine_passes_both_checks() -> None:
@@ -187,9 +186,9 @@ def test_a_hash_that_lies_is_found_by_scoring() -> None:
         prove_by_scoring(learner, engine, sample)
     lambdas = [
         abs(float(score) - float(recorded))
-        for group, scores in zip(sample.groups, learner.logprobs(sample), strict=True)
-        for rollout, row in zip(group.rollouts, scores, strict=True)
-        for score, recorded in zip(row, rollout.behaviour_logprobs, strict=True)
+        # The first response of each group.
+        for group, scores in zip(sample, learner.logprobs(minibatch_of(sample)), strict=True)
+        for score, recorded in zip(scores[0], group.rollouts[0].behaviour_logprobs, strict=True)
     ]
     drift = sum(lambdas) / len(lambdas)
     assert drift > 1e-3
@@ -218,6 +217,6 @@ def test_scores_that_are_no_numbers_prove_nothing() -> None:
     learner, engine = trained_learner(), make_engine(HfEngine)
     hand_over(engine, learner.weights(), version=1)
     sample = proof(engine)
-    sample.groups[1].rollouts[2].behaviour_logprobs[0] = float("nan")
+    sample[1].rollouts[0].behaviour_logprobs[0] = float("nan")
     with pytest.raises(SyncError, match="differ by nan nats"):
         prove_by_scoring(learner, engine, sample)

@@ -1,0 +1,99 @@
+"""A command line to configurations, and errors to one line each: what the package's commands have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from grpo_lab.config import ConfigError, TrainConfig, conf_dir, register, to_config
+from grpo_lab.launch import place_from_environment
+
+# Hydra's own words do not say where a launcher comes from.
+NO_SUBMITIT = "(it comes with hydra-submitit-launcher: pip install 'grpo-lab[slurm]')"
+
+# The user's own switch for whole tracebacks, read before `composed` sets it for Hydra's sake.
+HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
+WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
+
+# A composed configuration, and the words of the command line that it came from.
+Command = tuple[TrainConfig, Sequence[str]]
+# One job of a sweep: its configuration, and the folder that Hydra has chosen for it.
+Job = Callable[[TrainConfig, Path], None]
+
+register()
+
+
+def composed(job: Job) -> list[Command]:
+    """Let Hydra read the command line: the one configuration to run, outside of Hydra, which would comment on errors.
+
+    Empty after what only prints (--help, --cfg), and after a sweep (-m), whose jobs Hydra gives to `job` itself.
+    """
+    commands: list[Command] = []
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def compose(tree: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        if hydra_config.mode != RunMode.MULTIRUN:
+            commands.append((to_config(tree), hydra_config.overrides.task))
+            return
+        try:
+            job(to_config(tree), Path(hydra_config.runtime.output_dir))
+        except ConfigError as error:
+            # Hydra raises only the first failure of a sweep, at its end: each is to be seen.
+            print(f"error: {error}", file=sys.stderr)
+            raise
+
+    # Hydra would print an exception itself; here it comes through, to be one line or a whole traceback.
+    os.environ[HYDRA_TRACEBACK] = "1"
+    compose()
+    os.environ[HYDRA_TRACEBACK] = str(int(WANTS_TRACEBACK))
+    return commands
+
+
+@contextmanager
+def errors_on_one_line(*, raised_by_all: Collection[str] = ()) -> Iterator[None]:
+    """Around a command: exit code 2 after an error that names what to mend, 130 after an interruption.
+
+    `raised_by_all`: names of errors that every rank raises, or raises because another did: the leading rank reports
+    them.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if WANTS_TRACEBACK or not _is_foreseen(error):
+            raise
+        place = place_from_environment()
+        if place is None or place.rank == 0:
+            print(f"error: {_as_lines(error)}", file=sys.stderr)
+        elif type(error).__name__ not in raised_by_all:
+            print(f"error: rank {place.rank}: {_as_lines(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Whether an error explains itself: ours, or one of composition."""
+    return type(error).__module__.startswith(("grpo_lab", "__main__")) or isinstance(
+        error, HydraException | OmegaConfBaseException
+    )
+
+
+def _as_lines(error: Exception) -> str:
+    """An error's text; what Hydra spreads over lines and causes, on one."""
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return str(error)
+    cause = error.__cause__
+    parts = str(error).splitlines() + ([str(cause).splitlines()[0]] if cause is not None and str(cause) else [])
+    said = " ".join(" ".join(parts).split())
+    return f"{said} {NO_SUBMITIT}" if "hydra/launcher/submitit" in said else said
