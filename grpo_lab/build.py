@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from grpo_lab.ahead import Ahead
 from grpo_lab.collect import Collector
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.distributed import World
@@ -94,7 +95,7 @@ def _build_leading(
         seed=config.seed,
     )
     decode = load_tokenizer(folder, revision=config.model.revision).decode
-    return Leading(collector=collector, test_prompts=test_prompts, decode=decode)
+    return Leading(collector=collector, ahead=Ahead(collector), test_prompts=test_prompts, decode=decode)
 
 
 def _batch(config: TrainConfig) -> int:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from grpo_lab.metrics import Mean, Metric, Sum
+from grpo_lab.metrics import Mean, Metric, Sum, scalars
 from grpo_lab.prompts import PromptStream
-from grpo_lab.rewards import Verifier, reward
+from grpo_lab.rewards import Pending, Verifier, reward
 from grpo_lab.rollout import RolloutEngine
 from grpo_lab.seeds import derive
-from grpo_lab.types import Group, Prompt, Rollout, Sampling
+from grpo_lab.types import Group, Judgement, Prompt, Rollout, Sampling
+
+# Tokens of a response that is sampled for a proof alone.
+PROBE_TOKENS = 64
 
 
 class CollectionError(RuntimeError):
@@ -28,13 +31,14 @@ class CollectionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Collection:
-    """Groups for whole minibatches, in order, with the accounting of how they came about.
+    """Groups for whole minibatches, in order, with the accounting of how they came about, by metric name.
 
-    `epoch_completed`: the prompt cursor completed a pass while this was gathered.
+    `totals`: of all collections so far. `epoch_completed`: the prompt cursor completed a pass while this was gathered.
     """
 
     groups: tuple[Group, ...]
-    metrics: dict[str, Metric]
+    accounting: dict[str, float]
+    totals: dict[str, float]
     epoch_completed: bool
 
 
@@ -96,7 +100,8 @@ class Collector:
             if len(kept) >= wanted:
                 return Collection(
                     groups=tuple(kept[:wanted]),
-                    metrics=_accounting(drawn, kept, wanted) | self._totals(),
+                    accounting=scalars(_accounting(drawn, kept, wanted)),
+                    totals=self._totals(),
                     epoch_completed=self.stream.epoch > epoch,
                 )
         raise CollectionError(self._shortfall(drawn, kept, wanted))
@@ -116,17 +121,36 @@ class Collector:
     def _answer(self, prompts: Sequence[Prompt]) -> list[Group]:
         first = self.drawn_groups
         seeds = [derive(self.seed, "rollout", first + k) for k in range(len(prompts))]
-        answers = self.engine.generate(prompts, group_size=self.group_size, sampling=self.sampling, seeds=seeds)
+        groups = judged_groups(
+            self.engine,
+            self.verifier,
+            prompts,
+            group_size=self.group_size,
+            sampling=self.sampling,
+            seeds=seeds,
+            first=first,
+        )
         self.drawn_groups += len(prompts)
         self.total_responses += len(prompts) * self.group_size
-        self.total_tokens += sum(len(rollout.token_ids) for group in answers for rollout in group)
-        return judge_groups(self.verifier, prompts, answers, first=first)
+        self.total_tokens += sum(group.num_tokens for group in groups)
+        return groups
 
-    def _totals(self) -> dict[str, Metric]:
+    def probe(self, prompts: Sequence[Prompt], *, update: int) -> list[Group]:
+        """A short response to each prompt by the engine's present weights, which counts for nothing and is not judged:
+        for a proof of a sync whose own collection is yet to come."""
+        seeds = [derive(self.seed, "proof", f"{update}.{index}") for index in range(len(prompts))]
+        sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, PROBE_TOKENS))
+        answers = self.engine.generate(prompts, group_size=1, sampling=sampling, seeds=seeds)
+        return [
+            Group(prompt=prompt, rollouts=tuple(rollouts), rewards=(0.0,), verdicts=("unparsed",), sequence=index)
+            for index, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+    def _totals(self) -> dict[str, float]:
         return {
-            "total/responses": Sum(self.total_responses),
-            "total/tokens": Sum(self.total_tokens),
-            "epoch": Sum(self.stream.epoch),
+            "total/responses": self.total_responses,
+            "total/tokens": self.total_tokens,
+            "epoch": self.stream.epoch,
         }
 
     def _shortfall(self, drawn: Sequence[Group], kept: Sequence[Group], wanted: int) -> str:
@@ -155,29 +179,42 @@ class Collector:
         self.verifier.load_state(state["verifier"])
 
 
-def judge_groups(
-    verifier: Verifier, prompts: Sequence[Prompt], answers: Sequence[Sequence[Rollout]], *, first: int
+def judged_groups(
+    engine: RolloutEngine,
+    verifier: Verifier,
+    prompts: Sequence[Prompt],
+    *,
+    group_size: int,
+    sampling: Sampling,
+    seeds: Sequence[int],
+    first: int,
 ) -> list[Group]:
-    """Rewards for the answers to each prompt; `first` numbers the first group."""
-    pairs = [
-        (prompt.problem, rollout.text)
-        for prompt, rollouts in zip(prompts, answers, strict=True)
-        for rollout in rollouts
+    """`group_size` responses to each prompt with their rewards, judged while further ones are sampled. `first` numbers
+    the first group."""
+    size = len(prompts) if engine.rows_at_once is None else max(engine.rows_at_once // group_size, 1)
+    answers: list[list[Rollout]] = []
+    pending: list[Pending] = []
+    for start in range(0, len(prompts), size):
+        part = slice(start, start + size)
+        new = engine.generate(prompts[part], group_size=group_size, sampling=sampling, seeds=seeds[part])
+        pairs = [(prompt.problem, each.text) for prompt, row in zip(prompts[part], new, strict=True) for each in row]
+        pending.append(verifier.submit(pairs))
+        answers += new
+    judgements = iter([judgement for part in pending for judgement in part.result()])
+    return [
+        _group(prompt, rollouts, [next(judgements) for _ in rollouts], sequence)
+        for sequence, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True), start=first)
     ]
-    judgements = iter(verifier.judge(pairs))
-    groups = []
-    for sequence, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True), start=first):
-        verdicts = [next(judgements) for _ in rollouts]
-        groups.append(
-            Group(
-                prompt=prompt,
-                rollouts=tuple(rollouts),
-                rewards=tuple(reward(judgement) for judgement in verdicts),
-                verdicts=tuple(judgement.verdict for judgement in verdicts),
-                sequence=sequence,
-            )
-        )
-    return groups
+
+
+def _group(prompt: Prompt, rollouts: Sequence[Rollout], judgements: Sequence[Judgement], sequence: int) -> Group:
+    return Group(
+        prompt=prompt,
+        rollouts=tuple(rollouts),
+        rewards=tuple(reward(judgement) for judgement in judgements),
+        verdicts=tuple(judgement.verdict for judgement in judgements),
+        sequence=sequence,
+    )
 
 
 def _accounting(drawn: Sequence[Group], kept: Sequence[Group], wanted: int) -> dict[str, Metric]:

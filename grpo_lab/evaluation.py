@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from grpo_lab.collect import judge_groups
+from grpo_lab.collect import judged_groups
 from grpo_lab.config import TrainConfig
 from grpo_lab.rewards import Verifier
 from grpo_lab.rollout import RolloutEngine
@@ -50,8 +50,7 @@ def evaluate(
     Every evaluation with one `seed` uses the same random numbers, so that two checkpoints differ by their weights.
     """
     seeds = [derive(seed, "evaluation", prompt.id) for prompt in prompts]
-    answers = engine.generate(prompts, group_size=n, sampling=sampling, seeds=seeds)
-    return judge_groups(verifier, prompts, answers, first=0)
+    return judged_groups(engine, verifier, prompts, group_size=n, sampling=sampling, seeds=seeds, first=0)
 
 
 def scores(groups: Sequence[Group], ks: Sequence[int]) -> dict[str, float]:

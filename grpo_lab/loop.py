@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from grpo_lab import checkpoint, diagnostics, metrics
+from grpo_lab.ahead import Ahead
 from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World
@@ -21,7 +22,7 @@ from grpo_lab.metrics import Metric
 from grpo_lab.minibatches import Minibatch, make_minibatch
 from grpo_lab.objectives import Objective
 from grpo_lab.rollout import RolloutEngine
-from grpo_lab.runstate import RunState
+from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
@@ -40,9 +41,11 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
-    """What only the leading rank has: the source of groups, the held-out prompts, and how tokens are read."""
+    """What only the leading rank has: the source of groups, now and ahead, the held-out prompts, and how tokens are
+    read."""
 
     collector: Collector
+    ahead: Ahead
     test_prompts: Sequence[Prompt]
     decode: Decode
 
@@ -74,23 +77,29 @@ class Loop:
             self._evaluate()
         while not (state.finished or schedule.finished(state.update)):
             row: dict[str, float] = {}
-            if schedule.sync(state.update):
-                with tracker.phase("sync"):
-                    self._sync()
+            gathered: Collection | Exhausted | None = None
             if schedule.collect(state.update):
                 with tracker.phase("collect"):
-                    gathered = self._collect()
+                    gathered = self._take_ahead()
+            if schedule.sync(state.update):
+                with tracker.phase("sync"):
+                    row |= self._sync(gathered)
+            if schedule.collect(state.update):
+                with tracker.phase("collect"):
+                    if gathered is None:
+                        gathered, proof = self._collect()
+                        row |= proof
                 if isinstance(gathered, Exhausted):
                     self._finish_epochs(gathered)
                     break
-                row |= gathered
+                row |= self._begin_collection(gathered)
             with tracker.phase("learn"):
                 minibatch = self._minibatch(schedule.minibatch(state.update))
                 old = self._old_logprobs(minibatch)
                 reference = learner.reference_logprobs(minibatch) if self.objective.needs_reference else None
                 result = self._step(minibatch, reference, old)
             if self.leading is not None:
-                row |= self._diagnose(self.leading, minibatch, result)
+                row |= self._diagnose(minibatch, result)
             state.update += 1
             if schedule.refresh(state.update, epoch_completed=state.epoch_completed):
                 with tracker.phase("learn"):
@@ -104,12 +113,29 @@ class Loop:
 
     # --- the steps of the algorithm ---
 
-    def _sync(self) -> None:
+    def _take_ahead(self) -> Collection | Exhausted | None:
+        """The collection that was sampled beside the last one's updates; None where none was."""
+        if not self.schedule.overlap:
+            return None
+        taken = self.world.lead(lambda: self._leading.ahead.take())
+        if taken is None:
+            return None
+        self.tracker.sampled_beside(taken.seconds)
+        return taken.result
+
+    def _sync(self, ahead: Collection | Exhausted | None) -> dict[str, float]:
+        """Hand the weights over. Where the coming updates' collection is there already, the proof has none to wait for,
+        and samples a little of its own."""
         update = self.state.update
         digest = hand_over(self.engine, self.learner.weights(), version=update)
         self.tracker.note(f"sync: version {update}, weights {digest or 'not read back'}")
         if self.schedule.minibatches_per_collection < self.schedule.v:
             self._keep_behaviour()
+        if not isinstance(ahead, Collection):
+            return {}
+        prompts = [group.prompt for group in ahead.groups[:PROOF_RESPONSES]]
+        probes = self.lead_sampling(lambda: self._leading.collector.probe(prompts, update=update))
+        return {"sync/drift": prove_by_scoring(self.learner, self.engine, probes)}
 
     def _keep_behaviour(self) -> None:
         weights = self.learner.weights()
@@ -118,16 +144,27 @@ class Loop:
         else:
             deque(weights, maxlen=0)
 
-    def _collect(self) -> dict[str, float] | Exhausted:
-        wanted = self.schedule.minibatches_per_collection * self.config.groups_per_minibatch
-        collection: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(wanted))
-        if isinstance(collection, Exhausted):
-            return collection
-        self.state.groups, self.state.epoch_completed = collection.groups, collection.epoch_completed
-        row = metrics.scalars(collection.metrics)
-        if self.schedule.sync(self.state.update):
-            row["sync/drift"] = prove_by_scoring(self.learner, self.engine, collection.groups[:PROOF_RESPONSES])
-        return row
+    def _collect(self) -> tuple[Collection | Exhausted, dict[str, float]]:
+        """A collection by the engine's present weights, and what the proof of their sync found, where it is due."""
+        collection: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(self._wanted))
+        if isinstance(collection, Exhausted) or not self.schedule.sync(self.state.update):
+            return collection, {}
+        drift = prove_by_scoring(self.learner, self.engine, collection.groups[:PROOF_RESPONSES])
+        return collection, {"sync/drift": drift}
+
+    @property
+    def _wanted(self) -> int:
+        """Groups of a collection."""
+        return self.schedule.minibatches_per_collection * self.config.groups_per_minibatch
+
+    def _begin_collection(self, collection: Collection) -> dict[str, float]:
+        """Make it the one that is consumed, and begin with the next where it is sampled meanwhile."""
+        state = self.state
+        state.groups, state.epoch_completed = collection.groups, collection.epoch_completed
+        state.totals = collection.totals
+        if self.leading is not None and self.schedule.collects_ahead(state.update):
+            self.leading.ahead.start(self._wanted)
+        return collection.accounting | collection.totals
 
     def _minibatch(self, index: int) -> Minibatch:
         size = self.config.groups_per_minibatch
@@ -179,7 +216,7 @@ class Loop:
         assert self.leading is not None, "only the leading rank comes here"
         return self.leading
 
-    def _diagnose(self, leading: Leading, minibatch: Minibatch, result: StepResult) -> dict[str, float]:
+    def _diagnose(self, minibatch: Minibatch, result: StepResult) -> dict[str, float]:
         state, schedule, update = self.state, self.schedule, self.state.update
         ratios = diagnostics.log_ratios(minibatch, result.logprobs)
         parts: dict[str, Metric] = result.metrics | diagnostics.mismatch(ratios) | retained_metrics(minibatch.groups)
@@ -188,8 +225,7 @@ class Loop:
         row["sample_age"] = row["sample_age_max"] = float(update - minibatch.groups[0].rollouts[0].policy_version)
         row["sync/version"] = float(schedule.last_sync(update))
         row["pass"] = float(schedule.pass_index(update))
-        row["total/responses"] = float(leading.collector.total_responses)
-        row["total/tokens"] = float(leading.collector.total_tokens)
+        row |= {name: state.totals[name] for name in ("total/responses", "total/tokens")}
         if schedule.is_last_pass(update):
             assert state.first_scores is not None
             first = diagnostics.log_ratios(minibatch, state.first_scores)
@@ -212,12 +248,19 @@ class Loop:
         """Score the learner's weights on held-out problems. It is no sync: the engine gets its own weights back
         where it still has to sample, and age and version are untouched."""
         update = self.state.update
+        self._settle()
         with self.tracker.phase("evaluate"):
             hand_over(self.engine, self.learner.weights(), version=update)
             row: dict[str, float] = self.lead_sampling(lambda: self._score_held_out(self._leading))
             if self.schedule.samples_again_before_sync(update):
                 self.restore_behaviour()
         self.tracker.log_evaluation(update, row)
+
+    def _settle(self) -> None:
+        """Wait for what is being sampled ahead: the engine is then free, and the collector's state at rest."""
+        if self.leading is not None:
+            with self.tracker.phase("collect"):
+                self.leading.ahead.settle()
 
     def _score_held_out(self, leading: Leading) -> dict[str, float]:
         settings, update = self.config.evaluation, self.state.update
@@ -243,6 +286,7 @@ class Loop:
         hand_over(self.engine, (kept or {}).items(), version=version)
 
     def _save(self) -> None:
+        self._settle()
         with self.tracker.phase("save"):
             checkpoint.save(self.run_dir, self.state.update, self._state_to_save, self.learner.save, self.world)
             self.world.lead(lambda: checkpoint.prune(self.run_dir, self.config.checkpoint.keep))
@@ -250,6 +294,7 @@ class Loop:
     def _state_to_save(self) -> dict[str, Any]:
         return {
             "run": self.state.to_state(collection_open=not self.schedule.collect(self.state.update)),
+            "ahead": gathered_to_state(self._leading.ahead.result()),
             "collector": self._leading.collector.state(),
             "tracker": self.tracker.state(),
         }
@@ -259,15 +304,18 @@ class Loop:
         self.state = RunState.from_state(saved["run"])
         if self.leading is not None:
             self.leading.collector.load_state(saved["collector"])
+            if saved["ahead"] is not None:
+                self.leading.ahead.restore(gathered_from_state(saved["ahead"]))
         else:
             self.state.behaviour_weights = None
         if self.schedule.samples_again_before_sync(self.state.update):
             self.restore_behaviour()
 
     def close(self) -> None:
-        """Stop the engine and the verifier's workers."""
+        """Stop the engine, what samples ahead with it, and the verifier's workers."""
         self.engine.close()
         if self.leading is not None:
+            self.leading.ahead.close()
             self.leading.collector.verifier.close()
 
     def _finish_epochs(self, exhausted: Exhausted) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.checkpoint import groups_from_state, groups_to_state, scores_from_state, scores_to_state
+from grpo_lab.collect import Collection, Exhausted
 from grpo_lab.diagnostics import EssSums
 from grpo_lab.learner import Scores
 from grpo_lab.types import Group
@@ -21,6 +22,7 @@ class RunState:
 
     update              optimizer updates done
     groups              the current collection, in order
+    totals              counts over all collections so far, by metric name
     epoch_completed     whether the prompt cursor completed a pass while it was gathered
     behaviour_weights   the engine's weights, kept while they still have to sample (and an evaluation may displace them)
     first_scores        the learner's scores at the current minibatch's first pass (pi_k)
@@ -31,6 +33,7 @@ class RunState:
 
     update: int = 0
     groups: tuple[Group, ...] = ()
+    totals: dict[str, float] = field(default_factory=dict)
     epoch_completed: bool = False
     behaviour_weights: dict[str, Tensor] | None = None
     first_scores: Scores | None = None
@@ -45,6 +48,7 @@ class RunState:
         return {
             "update": self.update,
             "groups": groups_to_state(self.groups) if collection_open else [],
+            "totals": self.totals,
             "epoch_completed": self.epoch_completed,
             "behaviour_weights": self.behaviour_weights,
             "first_scores": None if self.first_scores is None else scores_to_state({0: self.first_scores}),
@@ -60,6 +64,7 @@ class RunState:
         return cls(
             update=state["update"],
             groups=groups_from_state(state["groups"]),
+            totals=state["totals"],
             epoch_completed=state["epoch_completed"],
             behaviour_weights=state["behaviour_weights"],
             first_scores=None if first is None else scores_from_state(first)[0],
@@ -68,3 +73,28 @@ class RunState:
             block_minibatches=state["block_minibatches"],
             finished=state["finished"],
         )
+
+
+def gathered_to_state(gathered: Collection | Exhausted | None) -> dict[str, Any] | None:
+    """A collection that waits to be consumed, as plain containers and tensors."""
+    if gathered is None:
+        return None
+    if isinstance(gathered, Exhausted):
+        return {"drawn": gathered.drawn, "kept": gathered.kept}
+    return {
+        "groups": groups_to_state(gathered.groups),
+        "accounting": gathered.accounting,
+        "totals": gathered.totals,
+        "epoch_completed": gathered.epoch_completed,
+    }
+
+
+def gathered_from_state(state: Mapping[str, Any]) -> Collection | Exhausted:
+    if "drawn" in state:
+        return Exhausted(state["drawn"], state["kept"])
+    return Collection(
+        groups=groups_from_state(state["groups"]),
+        accounting=state["accounting"],
+        totals=state["totals"],
+        epoch_completed=state["epoch_completed"],
+    )

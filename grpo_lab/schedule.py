@@ -21,13 +21,15 @@ class Schedule:
 
     v: minibatches between two weight syncs. i: updates per minibatch. minibatches_per_collection: minibatches gathered
     in one collection; divides v. t_ref: updates between reference refreshes, None for a fixed reference, "epoch" for
-    one after each pass over the prompts. updates: budget in updates, or None where `epochs` is the budget.
+    one after each pass over the prompts. overlap: each collection is sampled while the one before is consumed, by the
+    weights that the engine has then. updates: budget in updates, or None where `epochs` is the budget.
     """
 
     v: int
     i: int
     minibatches_per_collection: int
     t_ref: int | Literal["epoch"] | None
+    overlap: bool
     updates: int | None
     epochs: int | None
     evaluate_every: int | None
@@ -57,6 +59,7 @@ class Schedule:
             i=s.i,
             minibatches_per_collection=per_collection,
             t_ref=t_ref,
+            overlap=s.overlap,
             updates=s.updates if s.epochs is None else None,
             epochs=s.epochs,
             evaluate_every=config.evaluation.every,
@@ -81,6 +84,10 @@ class Schedule:
     def collect(self, u: int) -> bool:
         """Whether a collection is gathered before update u."""
         return u % (self.minibatches_per_collection * self.i) == 0
+
+    def collects_ahead(self, u: int) -> bool:
+        """Whether sampling the next collection begins before update u: with overlap, where one is still wanted."""
+        return self.overlap and self.collect(u) and not self.finished(u + self.minibatches_per_collection * self.i)
 
     def last_sync(self, u: int) -> int:
         """The update before which the engine's present weights were handed over."""

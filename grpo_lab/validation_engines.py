@@ -8,11 +8,27 @@ from grpo_lab.config import TrainConfig
 
 
 def engine_problems(config: TrainConfig) -> Iterator[str]:
+    if config.schedule.overlap:
+        yield from _overlap_problems(config)
     yield from _learner_problems(config)
     if config.rollout.engine == "vllm":
         yield from _vllm_problems(config)
     elif config.rollout.url is not None:
         yield f"rollout.url={config.rollout.url} needs rollout.engine=vllm and rollout.vllm.mode=server"
+
+
+def _overlap_problems(config: TrainConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.engine == "hf" and config.hardware.ranks > 1:
+        yield (
+            f"schedule.overlap=true needs a sampler apart from the learner: with rollout.engine=hf all "
+            f"hardware.ranks={config.hardware.ranks} sample; set rollout.engine=vllm"
+        )
+    if rollout.engine == "vllm" and rollout.vllm.mode == "in_process":
+        yield (
+            "schedule.overlap=true needs a sampler apart from the learner, and rollout.vllm.mode=in_process shares its "
+            "processes and device: choose worker or server"
+        )
 
 
 def _learner_problems(config: TrainConfig) -> Iterator[str]:

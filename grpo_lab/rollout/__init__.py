@@ -25,7 +25,8 @@ class RolloutEngine(Protocol):
 
     drift_tolerance: nats; the mean |learner - sampler log-prob| that rounding alone may cause between this engine and
     the learner with equal weights. dtype: the type it takes weights in. reads_back: whether `digests` can
-    tell what it holds; making digests to compare takes time, a second a gigabyte.
+    tell what it holds; making digests to compare takes time. rows_at_once: how many responses it samples side by side,
+    so that more are better asked for in parts, each judged while the next is sampled; None where it sees to that.
     """
 
     @property
@@ -39,6 +40,9 @@ class RolloutEngine(Protocol):
 
     @property
     def reads_back(self) -> bool: ...
+
+    @property
+    def rows_at_once(self) -> int | None: ...
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]

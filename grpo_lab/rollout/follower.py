@@ -15,6 +15,7 @@ class FollowerEngine:
     """`drift_tolerance` and `dtype` are the leader's engine's, so that every rank comes to the same verdict."""
 
     reads_back = False
+    rows_at_once = None
 
     def __init__(self, *, drift_tolerance: float, dtype: torch.dtype) -> None:
         self.drift_tolerance = drift_tolerance

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grpo_lab.logprobs import log_softmax, powers
 from grpo_lab.policy import compute_precision, end_tokens, load_model, load_tokenizer
+from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.decoding import make_decoder
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
 from grpo_lab.weights import Weights, digest
@@ -72,6 +73,7 @@ class HfEngine:
         self.autocast = autocast
         self.drift_tolerance = DRIFT_TOLERANCE[autocast]
         self.policy_version = 0
+        self._closed = False
         # Under autocast as well: parameters stay wide.
         self.dtype = torch.float32
         self.end_tokens = end_tokens(model, tokenizer)
@@ -112,8 +114,13 @@ class HfEngine:
         held = self.model.named_parameters(remove_duplicate=False)
         return {name: digest(name, parameter) for name, parameter in held}
 
+    @property
+    def rows_at_once(self) -> int:
+        return self.max_rows
+
     def close(self) -> None:
-        """Nothing to stop: the sampler lives in this process."""
+        """Have a thread that still samples end with an error at its next token."""
+        self._closed = True
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
@@ -164,6 +171,8 @@ class HfEngine:
         rows = np.arange(count)
         live = torch.ones(count, dtype=torch.bool, device=self.device)
         for step in range(sampling.max_tokens):
+            if self._closed:
+                raise EngineError("the sampler is closed")
             uniforms = torch.from_numpy(streams.at(step, rows)).to(self.device)
             drawn, drawn_logprobs = draw(logits, uniforms, sampling)
             running = live.cpu().numpy()

@@ -48,6 +48,10 @@ class SpreadEngine:
     def reads_back(self) -> bool:
         return self.inner.reads_back
 
+    @property
+    def rows_at_once(self) -> int | None:
+        return None if self.inner.rows_at_once is None else self.inner.rows_at_once * self.engines
+
     def lead(self, work: Callable[[], T]) -> T:
         """`work()` by the leading rank, which may call `generate`; its result on every rank."""
         if not self.world.is_leader:

@@ -39,7 +39,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class Tracker:
-    """Made by `open`, by rank 0 alone. One thread calls it."""
+    """Made by `open`, by rank 0 alone. One thread calls it; warnings may come from any."""
 
     def __init__(
         self, run_dir: Path, clock: PhaseClock, board: Board, view: QuietView, summary: Summary, config: TrainConfig
@@ -53,6 +53,7 @@ class Tracker:
         self._log = AppendFile(run_dir / "run.log")
         self._mirror = WandbMirror(config, run_dir, board.title, self.warning)
         self._row_seconds = clock.seconds()
+        self._beside = 0.0
         self._finished = False
 
     @classmethod
@@ -104,8 +105,15 @@ class Tracker:
         phases = {name: value - self._row_seconds[name] for name, value in now.items()}
         self._row_seconds = now
         tokens = int(row.get("total/tokens", self._summary.tokens)) - self._summary.tokens
-        speed = tokens / phases["collect"] if tokens > 0 and phases["collect"] > 0 else None
-        time = {**phases, **({} if speed is None else {"tokens_per_second": speed}), **self._moment(now)}
+        beside, self._beside = self._beside, 0.0
+        sampling = beside or phases["collect"]
+        speed = tokens / sampling if tokens > 0 and sampling > 0 else None
+        time = {
+            **phases,
+            **({"sampled_beside": beside} if beside else {}),
+            **({} if speed is None else {"tokens_per_second": speed}),
+            **self._moment(now),
+        }
         self._metrics.write_line(encode_row("update", update, row, time))
         self._summary.updated(update, row)
         self._board = self._board.with_update(update, plain_numbers(row)[0], speed)
@@ -139,6 +147,11 @@ class Tracker:
         """Time what is inside as collect, sync, learn, evaluate, save or other; a phase inside another stops it."""
         self._board = self._board.since(self._board.update, sum(self._clock.seconds().values()))
         return self._clock.phase(name)
+
+    def sampled_beside(self, seconds: float) -> None:
+        """Sampling of the next row's collection took so long, beside other phases: of them, `collect` is what was
+        waited for."""
+        self._beside = seconds
 
     def note(self, text: str) -> None:
         """A line in run.log alone."""

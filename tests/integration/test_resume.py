@@ -32,11 +32,19 @@ RUNS: dict[str, list[str]] = {
         "schedule.i=2",
         "schedule.minibatches_per_collection=1",
     ],
+    # Sampled by weights one sync older than those of the plain run; at update 3 the collection of 4 .. 7 is there.
+    "ggpo, overlap": ["objective=ggpo", "schedule.v=4", "schedule.t_ref=6", "schedule.overlap=true"],
+    "agro, overlap, two collections a sync": [
+        "objective=agro",
+        "schedule.v=4",
+        "schedule.minibatches_per_collection=2",
+        "schedule.overlap=true",
+    ],
     "agro, a batch each": ["objective=agro", "schedule.v=4", "schedule.minibatches_per_collection=1"],
 }
 KILLS: list[tuple[str, KillPoint]] = [
     # Inside a collection: a second batch is sampled and not yet judged.
-    ("ggpo, refresh inside a collection", ("grpo_lab.collect", "judge_groups", 2)),
+    ("ggpo, refresh inside a collection", ("grpo_lab.rewards.pool", "Verifier.submit", 2)),
     # Inside the second save: files are written, the folder has no final name.
     ("ggpo, refresh inside a collection", ("grpo_lab.checkpoint", "_fsync", 14)),
     # After the refresh at update 6, before the collection of 4 .. 7 is used up.
@@ -51,6 +59,13 @@ KILLS: list[tuple[str, KillPoint]] = [
     ("agro, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 8)),
     # During an evaluation, when the engine holds the learner's weights.
     ("agro, a batch each", ("grpo_lab.loop", "evaluate", 4)),
+    # Inside a collection, with the next one sampled and saved, and at a save between two collections.
+    ("ggpo, overlap", ("grpo_lab.learner.torch_local", "TorchLearner.step", 6)),
+    ("ggpo, overlap", ("grpo_lab.learner.torch_local", "TorchLearner.step", 11)),
+    # Resumed from update 6, where collections of the weights of update 4 are yet to be sampled.
+    ("agro, overlap, two collections a sync", ("grpo_lab.learner.torch_local", "TorchLearner.step", 8)),
+    # While the thread samples.
+    ("ggpo, overlap", ("grpo_lab.rewards.pool", "Verifier.submit", 3)),
     # Before anything was saved.
     ("agro, a batch each", ("grpo_lab.learner.torch_local", "TorchLearner.step", 2)),
 ]

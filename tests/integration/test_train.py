@@ -44,7 +44,66 @@ def test_every_objective_trains_off_policy(objective: str, small: Callable[..., 
     assert min(drift[1], drift[2], drift[4], drift[5]) > 1e-5
     assert [row["sample_age"] for row in log] == [0, 1, 2, 0, 1, 2]
     assert all(row["sync/drift"] < 1e-5 for row in log if "sync/drift" in row)
-    assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in log)
+    assert all(np.isfinite(row["loss"]) for row in log)
+    idle = [row for row in log if row["grad_norm"] == 0]
+    # It masks groups of equal rewards, and now and then all four groups of a minibatch are such.
+    assert len(idle) <= (1 if objective == "grpo_rg" else 0)
+
+
+OVERLAPS = {
+    # (overrides, age of each update's responses, updates at which a sync is proved)
+    "one collection a sync": (["schedule.v=3"], [0, 1, 2, 3, 4, 5, 3, 4, 5], [1, 4, 7]),
+    "passes": (["schedule.v=2", "schedule.i=2"], [0, 1, 2, 3, 4, 5, 6, 7, 4], [1, 5, 9]),
+    "three collections a sync": (
+        ["schedule.v=3", "schedule.minibatches_per_collection=1"],
+        # The one consumed first after a sync was sampled before it.
+        [0, 1, 2, 3, 1, 2, 3, 1, 2],
+        [1, 4, 7],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_with_overlap_samples_are_older_and_say_so(
+    name: str, small: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    overrides, ages, proofs = OVERLAPS[name]
+    config = small("objective=ggpo", *overrides, "schedule.updates=9", "schedule.overlap=true")
+    log = _run(config, tmp_path / "run")
+    assert [row["sample_age"] for row in log] == ages
+    assert [row["update"] for row in log if "sync/drift" in row] == proofs
+    assert all(row["sync/drift"] < 1e-5 for row in log if "sync/drift" in row)
+    # Responses of age 0 alone come from the learner's own weights.
+    assert [row["mismatch/drift"] < 1e-5 for row in log] == [age == 0 for age in ages]
+    totals = [row["total/responses"] for row in log]
+    assert totals == sorted(totals)
+
+
+def test_with_overlap_sampling_is_timed_beside_the_phases(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    config = small("schedule.v=2", "schedule.updates=6", "schedule.overlap=true")
+    train(config, tmp_path / "run", resuming=False)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    times = [json.loads(line)["time"] for line in lines]
+    assert ["sampled_beside" in each for each in times] == [False, False, True, False, True, False]
+    assert all("tokens_per_second" in times[k] for k in (0, 2, 4))
+
+
+def test_with_overlap_and_a_budget_in_epochs_each_prompt_is_seen_once(
+    small: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    common = ["objective=ggpo", "objective.zero_variance=mask", "schedule.v=2", "schedule.epochs=1"]
+    plain = _run(small(*common), tmp_path / "plain")
+    ahead = _run(small(*common, "schedule.overlap=true"), tmp_path / "ahead")
+    assert [row["update"] for row in plain] == [row["update"] for row in ahead]
+    assert plain[-1]["total/responses"] == ahead[-1]["total/responses"]
+
+
+def test_evaluation_changes_nothing_with_overlap(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    common = ["objective=ggpo", "schedule.v=4", "schedule.minibatches_per_collection=2", "schedule.updates=9"]
+    without = _run(small(*common, "schedule.overlap=true"), tmp_path / "without")
+    evaluating = ["evaluation.every=1", "evaluation.n=3", "evaluation.k=[1]"]
+    within = _run(small(*common, "schedule.overlap=true", *evaluating), tmp_path / "within")
+    assert without == within
 
 
 def test_the_default_objective_learns(small: Callable[..., TrainConfig], tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
+from grpo_lab.ahead import Ahead
+from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, judged_groups, retained_metrics
 from grpo_lab.metrics import scalars
 from grpo_lab.prompts import PromptStream
 from grpo_lab.rewards import Verifier
@@ -23,14 +24,17 @@ class ScriptedEngine:
     policy_version = 5
     drift_tolerance = 0.0
 
-    def __init__(self, correct: dict[str, int]) -> None:
+    def __init__(self, correct: dict[str, int], rows_at_once: int | None = None) -> None:
         self.correct = correct
+        self.rows_at_once = rows_at_once
         self.seeds: list[int] = []
+        self.asked: list[int] = []
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[list[Rollout]]:
         self.seeds += seeds
+        self.asked.append(len(prompts))
         return [[self._answer(prompt, j) for j in range(group_size)] for prompt in prompts]
 
     def _answer(self, prompt: Prompt, j: int) -> Rollout:
@@ -93,7 +97,7 @@ def test_mixed_groups_are_kept_first_come_and_the_surplus_is_spent(verifier: Ver
     drawn = 4 * -(-(order.index(mixed[2]) + 1) // 4)
     assert [group.prompt.id for group in gathered.groups] == mixed[:3]
     assert [order[group.sequence] for group in gathered.groups] == mixed[:3]
-    row = scalars(gathered.metrics)
+    row = gathered.accounting | gathered.totals
     inside = order[:drawn]
     assert row["collect/drawn"] == drawn
     assert row["collect/kept"] == 3
@@ -162,7 +166,7 @@ def test_state_is_all_that_a_collector_remembers(verifier: Verifier) -> None:
     assert isinstance(other, Collection)
     assert [group.sequence for group in one.groups] == [group.sequence for group in other.groups]
     assert [group.prompt.id for group in one.groups] == [group.prompt.id for group in other.groups]
-    assert scalars(one.metrics) == scalars(other.metrics)
+    assert (one.accounting, one.totals) == (other.accounting, other.totals)
 
 
 def test_what_a_minibatch_trains_on(verifier: Verifier) -> None:
@@ -170,3 +174,92 @@ def test_what_a_minibatch_trains_on(verifier: Verifier) -> None:
     assert isinstance(gathered, Collection)
     row = scalars(retained_metrics(gathered.groups))
     assert row == {"reward/retained": 8 / 16, "response/length": 4.5, "response/truncated": 4 / 16}
+
+
+# --- in parts, and ahead ----------------------------------------------------------------------------------------
+
+
+def test_an_engine_of_few_rows_is_asked_in_parts_and_each_is_judged_meanwhile(verifier: Verifier) -> None:
+    correct = [k % 5 for k in range(7)]
+    prompts = _prompts(7)
+    judged_when_asked: list[int] = []
+
+    class Watching(ScriptedEngine):
+        def generate(self, *arguments: Any, **settings: Any) -> list[list[Rollout]]:
+            judged_when_asked.append(len(submitted))
+            return super().generate(*arguments, **settings)
+
+    submitted: list[int] = []
+    submit = verifier.submit
+    verifier.submit = lambda pairs: (submitted.append(len(pairs)), submit(pairs))[1]  # type: ignore[assignment, method-assign]
+    results = {}
+    for rows in (None, 9, 3):
+        submitted.clear()
+        judged_when_asked.clear()
+        engine = Watching(dict(zip([prompt.id for prompt in prompts], correct, strict=True)), rows)
+        results[rows] = judged_groups(
+            engine, verifier, prompts, group_size=4, sampling=SAMPLING, seeds=list(range(0, 70, 10)), first=3
+        )
+        if rows == 9:
+            # Nine rows hold two groups of four.
+            assert engine.asked == [2, 2, 2, 1]
+            assert judged_when_asked == [0, 1, 2, 3]
+            assert submitted == [8, 8, 8, 4]
+        if rows == 3:
+            assert engine.asked == [1] * 7
+        assert engine.seeds == list(range(0, 70, 10))
+    whole = results[None]
+    assert [sum(value > 0 for value in group.rewards) for group in whole] == correct
+    assert [group.sequence for group in whole] == list(range(3, 10))
+    for rows in (9, 3):
+        assert [(group.rewards, group.verdicts, group.sequence) for group in results[rows]] == [
+            (group.rewards, group.verdicts, group.sequence) for group in whole
+        ]
+
+
+def test_a_collection_ahead_is_the_one_that_would_have_come_next(verifier: Verifier) -> None:
+    correct = [k % 4 for k in range(12)]
+    plain, ahead = _collector(verifier, correct), Ahead(collector := _collector(verifier, correct))
+    assert ahead.take() is None
+    assert ahead.result() is None
+    for _ in range(2):
+        ahead.start(2)
+        ahead.settle()
+        state = collector.state()
+        held = ahead.result()
+        taken = ahead.take()
+        assert taken is not None
+        assert taken.result is held
+        assert taken.seconds > 0
+        assert ahead.take() is None
+        expected = plain.collect(2)
+        assert isinstance(expected, Collection)
+        assert isinstance(held, Collection)
+        assert [group.sequence for group in held.groups] == [group.sequence for group in expected.groups]
+        assert (held.accounting, held.totals) == (expected.accounting, expected.totals)
+        assert state["stream"] == plain.state()["stream"]
+    ahead.restore(Exhausted(3, 1))
+    assert ahead.result() == Exhausted(3, 1)
+    ahead.close()
+
+
+def test_what_goes_wrong_ahead_is_raised_where_it_is_taken(verifier: Verifier) -> None:
+    ahead = Ahead(_collector(verifier, [0] * 12))
+    ahead.start(2)
+    ahead.settle()
+    with pytest.raises(CollectionError, match="held 0 groups"):
+        ahead.result()
+    with pytest.raises(CollectionError, match="held 0 groups"):
+        ahead.take()
+    ahead.close()
+
+
+def test_a_probe_counts_for_nothing(verifier: Verifier) -> None:
+    collector = _collector(verifier, [1, 2, 3, 2])
+    before = collector.state()
+    prompts = _prompts(3)
+    probes = collector.probe(prompts, update=8)
+    assert [group.prompt for group in probes] == prompts
+    assert [len(group.rollouts) for group in probes] == [1, 1, 1]
+    assert collector.state() == before
+    assert collector.engine.seeds != []  # type: ignore[attr-defined]

@@ -38,6 +38,7 @@ ORDER = [
     "rollout",
     "rewards",
     "collect",
+    "ahead",
     "evaluation",
     "models",
     "learner",

@@ -20,6 +20,7 @@ COMBINATIONS = [(1, 1, 1), (1, 10, 1), (10, 1, 1), (8, 1, 8), (4, 1, 2), (2, 3, 
 def schedule(v: int, i: int = 1, per_collection: int | None = None, **changes: Any) -> Schedule:
     fields: dict[str, Any] = {
         "t_ref": None,
+        "overlap": False,
         "updates": None,
         "epochs": None,
         "evaluate_every": None,
@@ -212,6 +213,7 @@ def test_words_and_numbers_of_the_configuration() -> None:
         i=2,
         minibatches_per_collection=4,
         t_ref=160,
+        overlap=False,
         updates=1024,
         epochs=None,
         evaluate_every=5,
@@ -265,3 +267,19 @@ def test_the_end_of_the_budget() -> None:
     assert not any(timeline.evaluate(u) or timeline.save(u) for u in range(7))
     saving = schedule(1, updates=5, save_every=2)
     assert [saving.save(u) for u in range(6)] == [False, False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("timeline", "begins"),
+    [
+        # Before each collection but the last: nothing is sampled that nobody would consume.
+        (schedule(4, overlap=True, updates=12), [0, 4]),
+        (schedule(4, overlap=True, updates=9), [0, 4]),
+        (schedule(4, 2, overlap=True, updates=16), [0]),
+        (schedule(4, per_collection=2, overlap=True, updates=8), [0, 2, 4]),
+        (schedule(4, overlap=True, epochs=1), [0, 4, 8, 12]),
+        (schedule(4, updates=12), []),
+    ],
+)
+def test_a_collection_ahead_begins_where_one_is_still_wanted(timeline: Schedule, begins: list[int]) -> None:
+    assert [u for u in range(16) if not timeline.finished(u) and timeline.collects_ahead(u)] == begins

@@ -98,6 +98,14 @@ RULES: list[tuple[list[str], str]] = [
         "rollout.vllm.sleep=true needs rollout.vllm.mode=in_process on a GPU (mode is worker, hardware.device=cpu)",
     ),
     (
+        ["schedule.overlap=true", "hardware=cpu_2rank"],
+        "schedule.overlap=true needs a sampler apart from the learner: with rollout.engine=hf all hardware.ranks=2",
+    ),
+    (
+        ["schedule.overlap=true", "hardware=8gpu_colocate_tp4"],
+        "schedule.overlap=true needs a sampler apart from the learner, and rollout.vllm.mode=in_process shares its",
+    ),
+    (
         ["hardware=cpu_vllm_2rank", "rollout.vllm.mode=in_process", "hardware.ranks=1"],
         "rollout.vllm.mode=in_process shares the process group of learner.engine=deepspeed, which takes hardware.ranks",
     ),

@@ -76,6 +76,8 @@ class VllmEngine:
         self._digests: dict[str, str] | None = None
         self._lost: str | None = None
 
+    rows_at_once = None
+
     @property
     def reads_back(self) -> bool:
         return self.host.reads_back
@@ -177,13 +179,15 @@ class VllmEngine:
     # --- failures ---
 
     def close(self) -> None:
+        # Another thread may be waiting for answers: it is not to start the engine again.
+        self._lost = "the engine is closed"
         self.host.close()
 
     def _insist(self, what: str, work: Callable[[], T]) -> T:
         """`work()`, with the host started again where it was lost, as long as restarts are left."""
-        if self._lost is not None:
-            raise EngineError(self._lost)
         while True:
+            if self._lost is not None:
+                raise EngineError(self._lost)
             try:
                 if not self.host.running:
                     self._begin()
