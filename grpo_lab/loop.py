@@ -77,18 +77,13 @@ class Loop:
             self._evaluate()
         while not (state.finished or schedule.finished(state.update)):
             row: dict[str, float] = {}
-            gathered: Collection | Exhausted | None = None
-            if schedule.collect(state.update):
-                with tracker.phase("collect"):
-                    gathered = self._take_ahead()
+            ahead = self._take_ahead()
             if schedule.sync(state.update):
                 with tracker.phase("sync"):
-                    row |= self._sync(gathered)
+                    row |= self._sync(ahead)
             if schedule.collect(state.update):
-                with tracker.phase("collect"):
-                    if gathered is None:
-                        gathered, proof = self._collect()
-                        row |= proof
+                gathered, proof = self._collect(ahead)
+                row |= proof
                 if isinstance(gathered, Exhausted):
                     self._finish_epochs(gathered)
                     break
@@ -96,7 +91,7 @@ class Loop:
             with tracker.phase("learn"):
                 minibatch = self._minibatch(schedule.minibatch(state.update))
                 old = self._old_logprobs(minibatch)
-                reference = learner.reference_logprobs(minibatch) if self.objective.needs_reference else None
+                reference = self._reference_logprobs(minibatch)
                 result = self._step(minibatch, reference, old)
             if self.leading is not None:
                 row |= self._diagnose(minibatch, result)
@@ -104,6 +99,7 @@ class Loop:
             if schedule.refresh(state.update, epoch_completed=state.epoch_completed):
                 with tracker.phase("learn"):
                     learner.refresh_reference()
+                state.reference_scores = None
             if self.leading is not None:
                 self._log(self.leading, row, minibatch, result)
             if schedule.evaluate(state.update):
@@ -115,9 +111,10 @@ class Loop:
 
     def _take_ahead(self) -> Collection | Exhausted | None:
         """The collection that was sampled beside the last one's updates; None where none was."""
-        if not self.schedule.overlap:
+        if not (self.schedule.overlap and self.schedule.collect(self.state.update)):
             return None
-        taken = self.world.lead(lambda: self._leading.ahead.take())
+        with self.tracker.phase("collect"):
+            taken = self.world.lead(lambda: self._leading.ahead.take())
         if taken is None:
             return None
         self.tracker.sampled_beside(taken.seconds)
@@ -144,13 +141,17 @@ class Loop:
         else:
             deque(weights, maxlen=0)
 
-    def _collect(self) -> tuple[Collection | Exhausted, dict[str, float]]:
-        """A collection by the engine's present weights, and what the proof of their sync found, where it is due."""
-        collection: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(self._wanted))
-        if isinstance(collection, Exhausted) or not self.schedule.sync(self.state.update):
-            return collection, {}
-        drift = prove_by_scoring(self.learner, self.engine, collection.groups[:PROOF_RESPONSES])
-        return collection, {"sync/drift": drift}
+    def _collect(self, ahead: Collection | Exhausted | None) -> tuple[Collection | Exhausted, dict[str, float]]:
+        """The collection that is there already, else one by the engine's present weights, with what the proof of their
+        sync found, where it is due."""
+        if ahead is not None:
+            return ahead, {}
+        with self.tracker.phase("collect"):
+            gathered: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(self._wanted))
+            if isinstance(gathered, Exhausted) or not self.schedule.sync(self.state.update):
+                return gathered, {}
+            drift = prove_by_scoring(self.learner, self.engine, gathered.groups[:PROOF_RESPONSES])
+        return gathered, {"sync/drift": drift}
 
     @property
     def _wanted(self) -> int:
@@ -176,6 +177,16 @@ class Loop:
             mask_zero_variance=objective.zero_variance == "mask",
             mask_divisor=objective.mask_divisor,
         )
+
+    def _reference_logprobs(self, minibatch: Minibatch) -> Scores | None:
+        """Once for all passes over a minibatch under one reference; None where the loss reads none, or where the
+        reference is the current policy."""
+        if not self.objective.needs_reference:
+            return None
+        state = self.state
+        if self.schedule.pass_index(state.update) == 0 or state.reference_scores is None:
+            state.reference_scores = self.learner.reference_logprobs(minibatch)
+        return state.reference_scores
 
     def _old_logprobs(self, minibatch: Minibatch) -> Scores | None:
         """The scores the loss divides by; None where they are those of the coming forward pass itself."""

@@ -26,6 +26,7 @@ class RunState:
     epoch_completed     whether the prompt cursor completed a pass while it was gathered
     behaviour_weights   the engine's weights, kept while they still have to sample (and an evaluation may displace them)
     first_scores        the learner's scores at the current minibatch's first pass (pi_k)
+    reference_scores    the reference's scores of the current minibatch, for its further passes
     old_scores          scores at the start of the open TIS block, by minibatch index
     block_ess           weights of the open logged block, and how many minibatches it holds
     finished            whether a budget in epochs is used up
@@ -37,6 +38,7 @@ class RunState:
     epoch_completed: bool = False
     behaviour_weights: dict[str, Tensor] | None = None
     first_scores: Scores | None = None
+    reference_scores: Scores | None = None
     old_scores: dict[int, Scores] = field(default_factory=dict)
     block_ess: EssSums = field(default_factory=EssSums)
     block_minibatches: int = 0
@@ -51,7 +53,8 @@ class RunState:
             "totals": self.totals,
             "epoch_completed": self.epoch_completed,
             "behaviour_weights": self.behaviour_weights,
-            "first_scores": None if self.first_scores is None else scores_to_state({0: self.first_scores}),
+            "first_scores": _one_to_state(self.first_scores),
+            "reference_scores": _one_to_state(self.reference_scores),
             "old_scores": scores_to_state(self.old_scores),
             "block_ess": [self.block_ess.log_sum, self.block_ess.log_sum_squares, self.block_ess.count],
             "block_minibatches": self.block_minibatches,
@@ -60,19 +63,27 @@ class RunState:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RunState:
-        first = state["first_scores"]
         return cls(
             update=state["update"],
             groups=groups_from_state(state["groups"]),
             totals=state["totals"],
             epoch_completed=state["epoch_completed"],
             behaviour_weights=state["behaviour_weights"],
-            first_scores=None if first is None else scores_from_state(first)[0],
+            first_scores=_one_from_state(state["first_scores"]),
+            reference_scores=_one_from_state(state["reference_scores"]),
             old_scores=scores_from_state(state["old_scores"]),
             block_ess=EssSums(*state["block_ess"]),
             block_minibatches=state["block_minibatches"],
             finished=state["finished"],
         )
+
+
+def _one_to_state(scores: Scores | None) -> dict[int, Any] | None:
+    return None if scores is None else scores_to_state({0: scores})
+
+
+def _one_from_state(state: Mapping[int, Any] | None) -> Scores | None:
+    return None if state is None else scores_from_state(state)[0]
 
 
 def gathered_to_state(gathered: Collection | Exhausted | None) -> dict[str, Any] | None:

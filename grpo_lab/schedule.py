@@ -89,6 +89,11 @@ class Schedule:
         """Whether sampling the next collection begins before update u: with overlap, where one is still wanted."""
         return self.overlap and self.collect(u) and not self.finished(u + self.minibatches_per_collection * self.i)
 
+    @property
+    def oldest_age(self) -> int:
+        """Updates between the weights that sampled a response and its last use, at most."""
+        return (self.v + (self.minibatches_per_collection if self.overlap else 0)) * self.i - 1
+
     def last_sync(self, u: int) -> int:
         """The update before which the engine's present weights were handed over."""
         return u - u % (self.v * self.i)

@@ -100,9 +100,7 @@ def measured(run_dir: Path) -> Measured:
 
 def _around(config: TrainConfig, updates: int, seconds: dict[str, float]) -> dict[str, float | None]:
     """The rates of saving and evaluating, whose seconds are known over a run alone."""
-    events = timeline(
-        Schedule.from_config(config), updates=updates, overlap=False, completes_epoch=lambda _: False
-    ).counts
+    events = timeline(Schedule.from_config(config), updates=updates, completes_epoch=lambda _: False).counts
     saved, evaluated = seconds["save"], seconds["evaluate"]
     size = checkpoint_disk(shape_of(config), config).one
     return {

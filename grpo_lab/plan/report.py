@@ -110,7 +110,6 @@ def _timeline(config: TrainConfig, collection: Collection) -> Timeline:
     return timeline(
         Schedule.from_config(config),
         updates=updates_of(config, collection),
-        overlap=config.schedule.overlap,
         completes_epoch=lambda done: completes_epoch(config, collection, done),
     )
 

@@ -31,8 +31,8 @@ class Timeline:
 Completes = Callable[[int], bool]
 
 
-def timeline(schedule: Schedule, *, updates: int, overlap: bool, completes_epoch: Completes) -> Timeline:
-    """Count the events of `updates` updates. `overlap`: a collection is sampled one collection ahead."""
+def timeline(schedule: Schedule, *, updates: int, completes_epoch: Completes) -> Timeline:
+    """Count the events of `updates` updates."""
     counts: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
     if schedule.evaluate(0):
         counts["evaluate"] += 1
@@ -51,7 +51,7 @@ def timeline(schedule: Schedule, *, updates: int, overlap: bool, completes_epoch
         },
         counts=dict(counts),
         opening=tuple(_opening(schedule, updates, completes_epoch)),
-        oldest=(2 * period if overlap else period) - 1,
+        oldest=schedule.oldest_age,
     )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 PROMPTS = 4096
 
@@ -24,6 +22,10 @@ class Model:
     kv_heads: int
     intermediate: int
     vocab: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
 
     def config(self) -> Any:
         from transformers import LlamaConfig
@@ -44,6 +46,7 @@ class Model:
         )
 
     def make(self) -> Any:
+        import torch
         from transformers import LlamaForCausalLM
 
         torch.manual_seed(0)
@@ -56,7 +59,10 @@ SMOLLM2 = Model(name="smollm2_135m", hidden=576, layers=30, heads=9, kv_heads=3,
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One update: `groups` prompts of `prompt` tokens, `group_size` responses of `response` tokens to each."""
+    """One update: `groups` prompts of `prompt` tokens, `group_size` responses of `response` tokens to each.
+
+    `micro_batch_tokens` and `logit_chunk` are the learner's budgets of memory at this shape.
+    """
 
     name: str
     model: Model
@@ -64,43 +70,80 @@ class Shape:
     group_size: int
     prompt: int
     response: int
+    micro_batch_tokens: int
+    logit_chunk: int
+
+    @property
+    def responses(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens."""
+        return self.responses * self.response
 
 
-SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape(name="short", model=TINY, groups=32, group_size=8, prompt=8, response=24),
-        Shape(name="long", model=TINY, groups=32, group_size=8, prompt=128, response=64),
-        Shape(name="smollm2_135m", model=SMOLLM2, groups=4, group_size=8, prompt=64, response=32),
-    )
-}
+SHORT = Shape(
+    name="short",
+    model=TINY,
+    groups=32,
+    group_size=8,
+    prompt=8,
+    response=24,
+    micro_batch_tokens=2048,
+    logit_chunk=1024,
+)
+LONG = Shape(
+    name="long",
+    model=TINY,
+    groups=32,
+    group_size=8,
+    prompt=128,
+    response=64,
+    micro_batch_tokens=2048,
+    logit_chunk=512,
+)
+REAL = Shape(
+    name="smollm2_135m",
+    model=SMOLLM2,
+    groups=4,
+    group_size=8,
+    prompt=64,
+    response=32,
+    micro_batch_tokens=512,
+    logit_chunk=512,
+)
+SHAPES = (SHORT, LONG, REAL)
 
 
 def tokenizer(vocab: int) -> Any:
-    """One token a word: w0, w1, ... as many as the model can emit, and an end token that it cannot."""
+    """One token a word, as many as the model can emit, and an end token that it cannot.
+
+    A word is an answer by itself, ####7: the last one of a response is its final answer.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"w{index}": index for index in range(vocab)} | {"<eos>": vocab}
-    inner = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    words = {f"####{index}": index for index in range(vocab)} | {"<eos>": vocab}
+    inner = Tokenizer(models.WordLevel(words, unk_token="####0"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="w0", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="####0", eos_token="<eos>")
 
 
-def write_model(model: Model, folder: Path) -> Path:
-    """The model and its tokenizer as a Hugging Face folder, once."""
-    if not (folder / "config.json").is_file():
-        made = model.make()
-        made.generation_config.eos_token_id = model.vocab
-        made.save_pretrained(folder)
-        tokenizer(model.vocab).save_pretrained(folder)
-    return folder
+def write_model(model: Model, folder: Path) -> None:
+    """The model and its tokenizer as a Hugging Face folder."""
+    made = model.make()
+    made.generation_config.eos_token_id = model.vocab
+    made.save_pretrained(folder)
+    tokenizer(model.vocab).save_pretrained(folder)
 
 
-def write_prompts(shape: Shape, path: Path) -> Path:
-    """Questions of exactly `shape.prompt` tokens, as JSON lines."""
-    draw = np.random.default_rng(0)
-    words = draw.integers(1, shape.model.vocab, size=(PROMPTS, shape.prompt))
-    lines = [json.dumps({"question": " ".join(f"w{word}" for word in row), "answer": "w1"}) for row in words]
+def write_prompts(shape: Shape, path: Path) -> None:
+    """Questions of exactly `shape.prompt` tokens, as JSON lines. Numbers up to half the vocabulary are right answers:
+    an untrained model is right half of the time, so that there is something to learn from in every group."""
+    draw = random.Random(0)
+    words = [[f"####{draw.randrange(1, shape.model.vocab)}" for _ in range(shape.prompt)] for _ in range(PROMPTS)]
+    lines = [
+        json.dumps({"question": " ".join(row), "answer": "0", "tolerance": shape.model.vocab // 2}) for row in words
+    ]
     path.write_text("\n".join(lines) + "\n")
-    return path

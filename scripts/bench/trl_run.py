@@ -1,56 +1,87 @@
-"""The same work in TRL's GRPOTrainer; runs in TRL's own environment and imports nothing of grpo_lab.
+"""The same work in TRL's GRPOTrainer: runs in TRL's own environment and imports nothing of grpo_lab.
 
-Prints one JSON line: the seconds of each update.
+An update is made for each line that comes in, and answered by a line that begins with MARK: its seconds and the mean
+length of its responses, as JSON. The end of the input ends the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+MARK = "update: "
+# Far more than are asked for; the learning rate is constant, so that nothing depends on it.
+MAX_UPDATES = 1000
 
-def main() -> None:
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("prompts")
-    parser.add_argument("--groups", type=int, required=True)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--responses", type=int, required=True)
     parser.add_argument("--group-size", type=int, required=True)
-    parser.add_argument("--prompt", type=int, required=True)
     parser.add_argument("--response", type=int, required=True)
-    parser.add_argument("--updates", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, required=True, help="responses of a forward and backward pass")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--bf16", action="store_true")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def turns() -> Any:
+    """A callback that waits for its turn before each update, and times it up to its log line."""
+    from transformers import TrainerCallback
+
+    class Turns(TrainerCallback):  # type: ignore[misc]
+        start = 0.0
+
+        def on_train_begin(self, _arguments: Any, _state: Any, control: Any, **_: Any) -> None:
+            self.wait(control)
+
+        def on_log(self, _arguments: Any, _state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            if "completions/mean_length" in logs:
+                seconds = time.perf_counter() - self.start
+                answer = {"seconds": seconds, "mean_length": float(logs["completions/mean_length"])}
+                print(MARK + json.dumps(answer), flush=True)
+                self.wait(control)
+
+        def wait(self, control: Any) -> None:
+            control.should_training_stop = not sys.stdin.readline()
+            self.start = time.perf_counter()
+
+    return Turns()
+
+
+def reward(vocab: int) -> Callable[..., list[float]]:
+    """1 for a last number up to half the vocabulary, else 0."""
+
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        return [float(int(text.rpartition("####")[2]) <= vocab // 2) for text in completions]
+
+    return rewards
+
+
+def main() -> None:
+    arguments = read_arguments()
 
     import torch
     from datasets import Dataset
-    from transformers import TrainerCallback
+    from transformers import AutoConfig
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(arguments.threads)
-    ends: list[float] = []
-
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [1.0 if "w1 " in completion else -1.0 for completion in completions]
-
-    responses = arguments.groups * arguments.group_size
     config = GRPOConfig(
-        output_dir="trl_out",
+        output_dir=arguments.out,
         use_cpu=True,
         bf16=arguments.bf16,
-        per_device_train_batch_size=responses,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=arguments.micro_batch,
+        gradient_accumulation_steps=arguments.responses // arguments.micro_batch,
         num_generations=arguments.group_size,
         max_completion_length=arguments.response,
         temperature=1.0,
@@ -60,26 +91,21 @@ def main() -> None:
         weight_decay=0.01,
         optim="adamw_torch",
         gradient_checkpointing=arguments.checkpointing,
-        max_steps=arguments.updates,
+        max_steps=MAX_UPDATES,
         save_strategy="no",
         logging_steps=1,
         report_to="none",
         disable_tqdm=True,
     )
-    rows = [json.loads(line) for line in Path(arguments.prompts).read_text().splitlines()]
+    rows = [json.loads(line) for line in arguments.prompts.read_text().splitlines()]
     trainer = GRPOTrainer(
         model=arguments.model,
-        reward_funcs=reward,
+        reward_funcs=reward(AutoConfig.from_pretrained(arguments.model).vocab_size),
         args=config,
         train_dataset=Dataset.from_list([{"prompt": row["question"]} for row in rows]),
-        callbacks=[Clock()],
+        callbacks=[turns()],
     )
     trainer.train()
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    print(
-        json.dumps({"seconds": [b - a for a, b in zip(ends, ends[1:], strict=False)], "mean_length": lengths}),
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,33 @@
-"""Groups, learners and samplers of a shape, built as a run builds them."""
+"""Minibatches, learners and samplers of a shape, built as a run builds them. Loads torch: for child processes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hydra import compose, initialize_config_dir
 
-from grpo_lab.config import LearnerConfig
+from grpo_lab.config import LearnerConfig, TrainConfig, conf_dir, register, to_config
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch
+from grpo_lab.objectives import Objective, build_objective
 from grpo_lab.rollout.hf import HfEngine
-from grpo_lab.types import Group, Problem, Prompt, Rollout
+from grpo_lab.types import Group, Problem, Prompt, Rollout, Sampling
 from scripts.bench.shapes import Model, Shape, tokenizer
+
+
+def config(*overrides: str) -> TrainConfig:
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return to_config(compose("config", overrides=["objective=grpo", "objective.beta=0", *overrides]))
 
 
 def prompts(shape: Shape) -> list[Prompt]:
     draw = np.random.default_rng(0)
-    problem = Problem(id="bench", question="", gold="w1")
+    problem = Problem(id="bench", question="", gold="0")
     return [
         Prompt(problem=problem, text="", token_ids=tuple(int(t) for t in row))
         for row in draw.integers(1, shape.model.vocab, size=(shape.groups, shape.prompt))
@@ -26,7 +37,7 @@ def prompts(shape: Shape) -> list[Prompt]:
 def minibatch(shape: Shape) -> Minibatch:
     """Random responses, half of each group right."""
     draw = np.random.default_rng(1)
-    rewards = tuple(1.0 if j % 2 else -1.0 for j in range(shape.group_size))
+    rewards = tuple(float(j % 2) for j in range(shape.group_size))
     groups = [
         Group(
             prompt=prompt,
@@ -49,36 +60,50 @@ def minibatch(shape: Shape) -> Minibatch:
     return make_minibatch(0, groups, mask_zero_variance=False, mask_divisor="all")
 
 
-def learner_config(**changes: Any) -> LearnerConfig:
-    settings: dict[str, Any] = {
-        "engine": "torch_local",
-        "lr": 1e-6,
-        "betas": [0.9, 0.999],
-        "weight_decay": 0.01,
-        "grad_clip": 1.0,
-        "lr_schedule": "constant",
-        "warmup_updates": 0,
-        "precision": "fp32",
-        "zero_stage": 0,
-        "offload_optimizer": False,
-        "offload_parameters": False,
-        "activation_checkpointing": False,
-        "micro_batch_tokens": 8192,
-        "logit_chunk": 4096,
-    }
-    return LearnerConfig(**(settings | changes))
-
-
-def learner(model: Model, **changes: Any) -> TorchLearner:
+def learner(model: Model, settings: LearnerConfig) -> TorchLearner:
     return TorchLearner(
         model.make(),
         tokenizer(model.vocab),
-        settings=learner_config(**changes),
+        settings=settings,
         temperature=1.0,
         needs_reference=False,
         updates=None,
     )
 
 
-def sampler(model: Model, **settings: Any) -> HfEngine:
-    return HfEngine(model.make(), tokenizer(model.vocab), **({"max_rows": 2048} | settings))
+def step(shape: Shape) -> tuple[TorchLearner, Callable[[Minibatch], None]]:
+    """A learner with the shape's budgets, and its update on a minibatch. It has its optimizer state already."""
+    whole = config("learner.lr=1e-6")
+    settings = replace(whole.learner, micro_batch_tokens=shape.micro_batch_tokens, logit_chunk=shape.logit_chunk)
+    made = learner(shape.model, settings)
+    objective: Objective = build_objective(whole.objective, max_response_tokens=shape.response)
+
+    def update(batch: Minibatch) -> None:
+        made.step(batch, objective, update=0, reference=None, old=None)
+
+    update(minibatch(replace(shape, groups=1, group_size=2, prompt=2, response=2)))
+    return made, update
+
+
+def sampler(model: Model) -> HfEngine:
+    return HfEngine(model.make(), tokenizer(model.vocab), max_rows=config().rollout.max_rows)
+
+
+def sample(shape: Shape, engine: Any) -> list[list[Rollout]]:
+    """One collection's worth of responses, by any engine."""
+    given = prompts(shape)
+    sampling = Sampling(temperature=1.0, max_tokens=shape.response)
+    seeds = [1000 * index for index in range(len(given))]
+    groups: list[list[Rollout]] = engine.generate(given, group_size=shape.group_size, sampling=sampling, seeds=seeds)
+    assert {len(rollout.token_ids) for group in groups for rollout in group} == {shape.response}
+    return groups
+
+
+def seconds(work: Callable[[], object], *, times: int = 1) -> list[float]:
+    """What each of `times` runs of `work` took."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return taken

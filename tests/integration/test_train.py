@@ -50,6 +50,24 @@ def test_every_objective_trains_off_policy(objective: str, small: Callable[..., 
     assert len(idle) <= (1 if objective == "grpo_rg" else 0)
 
 
+def test_the_reference_scores_a_minibatch_once_for_all_its_passes(
+    small: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[tuple[int, bool]] = []
+    original = TorchLearner.reference_logprobs
+
+    def recorded(self: TorchLearner, minibatch: Any) -> Any:
+        scored.append((minibatch.index, self.reference_is_current))
+        return original(self, minibatch)
+
+    monkeypatch.setattr(TorchLearner, "reference_logprobs", recorded)
+    config = small("objective=grpo", "schedule.v=2", "schedule.i=3", "schedule.t_ref=5", "schedule.updates=9")
+    _run(config, tmp_path / "run")
+    # Updates 0-2, 3-5, 6-8. The first pass of all reads the current policy itself; the refresh after update 5 falls
+    # before the last pass over the second minibatch, which then reads the current policy again.
+    assert scored == [(0, True), (0, False), (1, False), (1, True), (2, False)]
+
+
 OVERLAPS = {
     # (overrides, age of each update's responses, updates at which a sync is proved)
     "one collection a sync": (["schedule.v=3"], [0, 1, 2, 3, 4, 5, 3, 4, 5], [1, 4, 7]),

@@ -24,7 +24,6 @@ def line_of(config: TrainConfig, *, mixed: float = 1.0) -> Timeline:
     return timeline(
         Schedule.from_config(config),
         updates=updates_of(config, collection),
-        overlap=config.schedule.overlap,
         completes_epoch=lambda done: completes_epoch(config, collection, done),
     )
 

@@ -1,0 +1,138 @@
+"""The learner alone: its speed against the machine's matrix products, and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+
+from scripts.bench.flops import update_flops
+from scripts.bench.measure import child, memory, reset_peak
+from scripts.bench.report import Row, Target, at_least, at_most
+from scripts.bench.runs import Bench
+from scripts.bench.shapes import REAL, SHORT, TINY, Shape
+
+MIB = 2**20
+STEPS = {SHORT.name: 5, REAL.name: 2}
+# Rows, inner dimension and columns of matrix products: square ones, and those of a layer of the larger model.
+PRODUCTS = ((1024, 1024, 1024), (2048, 2048, 2048), (2048, 576, 1536), (2048, 1536, 576))
+# More than one micro-batch, and chunks that are full.
+SMALL = replace(SHORT, groups=8, micro_batch_tokens=1024, logit_chunk=512)
+LENGTHS = (1, 2, 4, 8)
+VOCABULARIES = (1, 4, 16)
+MINIBATCHES = (1, 2, 4, 8)
+BUDGETS = (1, 2, 4, 8)
+# Allocation in blocks, and what a longer minibatch holds besides activations.
+FLAT = at_most(1.1)
+
+
+def measure(bench: Bench) -> list[Row]:
+    return [*speed(SHORT, None), *speed(REAL, 0.6), *memory_rows()]
+
+
+# --- speed ------------------------------------------------------------------------------------------------------
+
+
+def speed(shape: Shape, share: float | None) -> list[Row]:
+    taken, before, after = child(steps, shape, STEPS[shape.name])
+    middle = median(taken)
+    achieved = update_flops(shape) / middle
+    details: dict[str, float | str] = {
+        "GFLOP/s": achieved / 1e9,
+        "matmul before": before / 1e9,
+        "matmul after": after / 1e9,
+        "seconds": middle,
+    }
+    target = None if share is None else at_least(share)
+    return [
+        Row(f"{shape.name}: response tokens", shape.tokens / middle, "/s"),
+        # The machine drifts: the faster of the two is what it could have done.
+        Row(f"{shape.name}: of the matmul rate", achieved / max(before, after), "", target, details),
+    ]
+
+
+def steps(shape: Shape, times: int) -> tuple[list[float], float, float]:
+    """Seconds of each update, and the rate of matrix products before and after them."""
+    from scripts.bench.work import minibatch, seconds, step
+
+    _, update = step(shape)
+    batch = minibatch(shape)
+    update(minibatch(replace(shape, groups=1)))
+    before = matmul_rate()
+    taken = seconds(lambda: update(batch), times=times)
+    return taken, before, matmul_rate()
+
+
+def matmul_rate() -> float:
+    """Operations a second of the best product of PRODUCTS, in float32."""
+    import torch
+
+    from scripts.bench.work import seconds
+
+    best = 0.0
+    for rows, inner, columns in PRODUCTS:
+        left, right, out = torch.randn(rows, inner), torch.randn(inner, columns), torch.empty(rows, columns)
+        taken = seconds(lambda left=left, right=right, out=out: torch.mm(left, right, out=out), times=10)  # type: ignore[misc]
+        best = max(best, 2 * rows * inner * columns / min(taken))
+    return best
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that an update adds to what the learner holds between two: all of it, and logits alone."""
+
+    added: int
+    logits: int
+
+
+def held(shape: Shape) -> Held:
+    from scripts.bench.wide import WideTensors
+    from scripts.bench.work import minibatch, step
+
+    learner, update = step(shape)
+    batch = minibatch(shape)
+    reset_peak()
+    before = memory()
+    update(batch)
+    added = memory().peak - before.now
+    weight = learner.policy.model.get_output_embeddings().weight
+    with WideTensors(width=len(weight), leave_out=weight.nbytes) as wide:
+        update(batch)
+    return Held(added, wide.peak)
+
+
+def flat_row(what: str, found: dict[int, int], target: Target | None = FLAT) -> Row:
+    values = list(found.values())
+    details: dict[str, float | str] = {f"x{factor}": f"{value / MIB:.1f} MiB" for factor, value in found.items()}
+    return Row(f"{what}, x{max(found)} over x1", values[-1] / values[0], "", target, details)
+
+
+def memory_rows() -> list[Row]:
+    lengths = {n: child(held, replace(SMALL, response=SMALL.response * n)) for n in LENGTHS}
+    fixed = {n: child(held, wider(n, SMALL.logit_chunk)) for n in VOCABULARIES}
+    shared = {n: child(held, wider(n, SMALL.logit_chunk // n)) for n in VOCABULARIES}
+    minibatches = {n: child(held, replace(SMALL, groups=SMALL.groups * n)) for n in MINIBATCHES}
+    largest = replace(SMALL, groups=SMALL.groups * MINIBATCHES[-1])
+    budgets = {n: child(held, replace(largest, micro_batch_tokens=SMALL.micro_batch_tokens * n)) for n in BUDGETS}
+
+    def logits(found: dict[int, Held]) -> dict[int, int]:
+        return {n: each.logits for n, each in found.items()}
+
+    def added(found: dict[int, Held]) -> dict[int, int]:
+        return {n: each.added for n, each in found.items()}
+
+    return [
+        flat_row("logits by response length", logits(lengths)),
+        flat_row("logits by vocabulary, the chunk an equal number of logits", logits(shared)),
+        flat_row("logits by vocabulary, the chunk an equal number of tokens", logits(fixed), None),
+        flat_row("memory of an update by response length", added(lengths), None),
+        flat_row("memory of an update by minibatch", added(minibatches)),
+        flat_row("memory of an update by micro_batch_tokens", added(budgets), None),
+    ]
+
+
+def wider(factor: int, chunk: int) -> Shape:
+    """A vocabulary `factor` times as large."""
+    return replace(SMALL, model=replace(TINY, vocab=TINY.vocab * factor), logit_chunk=chunk)
