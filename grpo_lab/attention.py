@@ -136,13 +136,11 @@ def _block(segments: Sequence[_Segment]) -> Block:
     return Block(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(mask[:, None]))
 
 
-def attend(
-    blocks: Blocks, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, *, heads_share_keys: bool
-) -> Tensor:
+def attend(blocks: Blocks, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """[R, L, h, d] from queries [R, h, L, d] and keys and values [R, h_kv, L, d]; anything at padding."""
     rows, heads, length, dim = query.shape
     # Under a mask the fused kernels of CUDA want as many keys as queries, or full scores are kept.
-    repeats = heads // key.shape[1] if heads_share_keys and query.is_cuda else 1
+    repeats = heads // key.shape[1] if query.is_cuda else 1
     flat_query, flat_key, flat_value = (each.transpose(1, 2).reshape(rows * length, -1) for each in (query, key, value))
     outputs = []
     for block in blocks.blocks:
@@ -159,7 +157,7 @@ def attend(
             attn_mask=block.mask,
             is_causal=block.mask is None,
             scale=scaling,
-            enable_gqa=heads_share_keys and repeats == 1,
+            enable_gqa=keys.shape[1] != heads,
         )
         outputs.append(output.transpose(1, 2).reshape(block.queries.numel(), -1))
     together = F.embedding(blocks.places, torch.cat(outputs))
@@ -225,6 +223,6 @@ def packed_attention(batch: PackedBatch, device: torch.device) -> dict[str, Any]
     blocks = blocks_of(batch).to(device)
 
     def segment_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        return attend(blocks, query, key, value, scaling, heads_share_keys=key.shape[1] != query.shape[1])
+        return attend(blocks, query, key, value, scaling)
 
     return {"attention_mask": handed_through(device), "segment_attention": segment_attention}

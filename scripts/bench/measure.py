@@ -114,6 +114,7 @@ class Command:
 
     def __init__(self, arguments: Sequence[str | Path], *, log: Path, changes: Mapping[str, str]) -> None:
         self.log = log
+        self.name = " ".join(str(each) for each in arguments[:3])
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [str(each) for each in arguments],
@@ -138,7 +139,7 @@ class Command:
             if line.startswith(mark):
                 return line.removeprefix(mark)
         self.finish()
-        raise ChildFailed(f"{self.process.args} ended before its time: see {self.log}")
+        raise ChildFailed(f"{self.name} ... ended before its time: see {self.log}")
 
     def finish(self) -> int:
         """Wait for its end; the most resident bytes that it had."""
@@ -151,7 +152,7 @@ class Command:
         self.process.stdout.close()
         if self.process.returncode != 0:
             end = "\n".join(self.log.read_text().splitlines()[-5:])
-            raise ChildFailed(f"{self.process.args} ended with exit code {self.process.returncode}:\n{end}")
+            raise ChildFailed(f"{self.name} ... ended with exit code {self.process.returncode}:\n{end}")
         return usage.ru_maxrss * 1024
 
 

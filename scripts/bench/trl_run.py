@@ -38,7 +38,7 @@ def turns() -> Any:
     """A callback that waits for its turn before each update, and times it up to its log line."""
     from transformers import TrainerCallback
 
-    class Turns(TrainerCallback):  # type: ignore[misc]
+    class Turns(TrainerCallback):
         start = 0.0
 
         def on_train_begin(self, _arguments: Any, _state: Any, control: Any, **_: Any) -> None:

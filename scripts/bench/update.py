@@ -54,4 +54,5 @@ def verify_seconds(shape: Shape) -> tuple[float, float]:
     with Verifier("math", workers=settings.workers, timeout=settings.timeout) as verifier:
         # Workers start with the first answer that takes one.
         verifier.judge(expressions[:4])
-        return median(seconds(lambda: verifier.judge(numbers), times=3)), *seconds(lambda: verifier.judge(expressions))
+        (parsed,) = seconds(lambda: verifier.judge(expressions))
+        return median(seconds(lambda: verifier.judge(numbers), times=3)), parsed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,3 +237,19 @@ def descendants(pid: int) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def test_vllm_samples_ahead_of_two_ranks(model_cache: Path, tmp_path: Path) -> None:
+    """Ages as the schedule says, a checkpoint with a collection in waiting, and the rest of the run from it."""
+    run_dir = tmp_path / "run"
+    overrides = ["hardware=cpu_vllm_2rank", *RUN, "schedule.overlap=true", "checkpoint.every=3", "evaluation.every=3"]
+    finish([*overrides, f"run_dir={run_dir}"], model_cache, tmp_path)
+    log = updates(run_dir)
+    assert [row["sample_age"] for row in log] == [0, 1, 2, 3, 2, 3]
+    assert [row["update"] for row in log if "sync/drift" in row] == [1, 3, 5]
+    assert all(row["sync/drift"] < 1e-5 for row in log if "sync/drift" in row)
+    shutil.rmtree(run_dir / "checkpoints/update_000006")
+    finish([f"resume={run_dir}"], model_cache, tmp_path)
+    for row, expected in zip(updates(run_dir), log, strict=True):
+        for key in ("loss", "grad_norm", "sample_age", "total/tokens"):
+            assert row[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (row["update"], key)

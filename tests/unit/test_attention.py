@@ -88,7 +88,7 @@ def test_equals_the_dense_form_in_value_and_gradient(
 
         query, key, value = leaf(HEADS), leaf(HEADS // shared), leaf(HEADS // shared)
         weights = torch.randn(*real.shape, HEADS, DIM, generator=generator, dtype=torch.float64) * real[..., None, None]
-        ours = attend(blocks_of(batch), query, key, value, None, heads_share_keys=shared > 1)
+        ours = attend(blocks_of(batch), query, key, value, None)
         theirs = dense(batch, query, key, value)
         torch.testing.assert_close(ours[real], theirs[real], rtol=0, atol=1e-12)
         slopes = torch.autograd.grad((ours * weights).sum(), (query, key, value))
