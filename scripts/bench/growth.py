@@ -50,12 +50,12 @@ def per_token(tokens: list[int], costs: list[float]) -> dict[str, float | str]:
 
 def update_seconds(shapes: list[Shape]) -> list[float]:
     """Sampling and learning at each shape; the smallest, which noise moves most, more often."""
-    from scripts.bench.work import minibatch, sample, sampler, seconds, step
+    from scripts.bench.work import minibatch, sample, sampler, seconds, shaped_learner
 
     engine = sampler(shapes[0].model)
     costs = []
     for factor, shape in zip(FACTORS, shapes, strict=True):
-        _, update = step(shape)
+        _, update = shaped_learner(shape)
         batch = minibatch(shape)
 
         def work(shape: Shape = shape, update=update, batch=batch) -> None:  # type: ignore[no-untyped-def]

@@ -15,12 +15,8 @@ MIB = 2**20
 STEPS = {SHORT.name: 5, REAL.name: 2}
 # Rows, inner dimension and columns of matrix products: square ones, and those of a layer of the larger model.
 PRODUCTS = ((1024, 1024, 1024), (2048, 2048, 2048), (2048, 576, 1536), (2048, 1536, 576))
-# More than one micro-batch, and chunks that are full.
-SMALL = replace(SHORT, groups=8, micro_batch_tokens=1024, logit_chunk=512)
-LENGTHS = (1, 2, 4, 8)
-VOCABULARIES = (1, 4, 16)
-MINIBATCHES = (1, 2, 4, 8)
-BUDGETS = (1, 2, 4, 8)
+# Several micro-batches, and chunks that are full.
+SMALL = replace(SHORT, groups=16, micro_batch_tokens=1024, logit_chunk=512)
 # Allocation in blocks, and what a longer minibatch holds besides activations.
 FLAT = at_most(1.1)
 
@@ -52,9 +48,9 @@ def speed(shape: Shape, share: float | None) -> list[Row]:
 
 def steps(shape: Shape, times: int) -> tuple[list[float], float, float]:
     """Seconds of each update, and the rate of matrix products before and after them."""
-    from scripts.bench.work import minibatch, seconds, step
+    from scripts.bench.work import minibatch, seconds, shaped_learner
 
-    _, update = step(shape)
+    _, update = shaped_learner(shape)
     batch = minibatch(shape)
     update(minibatch(replace(shape, groups=1)))
     before = matmul_rate()
@@ -89,9 +85,9 @@ class Held:
 
 def held(shape: Shape) -> Held:
     from scripts.bench.wide import WideTensors
-    from scripts.bench.work import minibatch, step
+    from scripts.bench.work import minibatch, shaped_learner
 
-    learner, update = step(shape)
+    learner, update = shaped_learner(shape)
     batch = minibatch(shape)
     reset_peak()
     before = memory()
@@ -103,19 +99,21 @@ def held(shape: Shape) -> Held:
     return Held(added, wide.peak)
 
 
-def flat_row(what: str, found: dict[int, int], target: Target | None = FLAT) -> Row:
+def growth_row(what: str, found: dict[int, int], target: Target | None = None) -> Row:
     values = list(found.values())
     details: dict[str, float | str] = {f"x{factor}": f"{value / MIB:.1f} MiB" for factor, value in found.items()}
     return Row(f"{what}, x{max(found)} over x1", values[-1] / values[0], "", target, details)
 
 
 def memory_rows() -> list[Row]:
-    lengths = {n: child(held, replace(SMALL, response=SMALL.response * n)) for n in LENGTHS}
-    fixed = {n: child(held, wider(n, SMALL.logit_chunk)) for n in VOCABULARIES}
-    shared = {n: child(held, wider(n, SMALL.logit_chunk // n)) for n in VOCABULARIES}
-    minibatches = {n: child(held, replace(SMALL, groups=SMALL.groups * n)) for n in MINIBATCHES}
-    largest = replace(SMALL, groups=SMALL.groups * MINIBATCHES[-1])
-    budgets = {n: child(held, replace(largest, micro_batch_tokens=SMALL.micro_batch_tokens * n)) for n in BUDGETS}
+    base = {1: child(held, SMALL)}
+    lengths = base | {n: child(held, replace(SMALL, response=SMALL.response * n)) for n in (2, 4, 8)}
+    shared = base | {n: child(held, wider(n, SMALL.logit_chunk // n)) for n in (4, 16)}
+    fixed = base | {16: child(held, wider(16, SMALL.logit_chunk))}
+    minibatches = base | {n: child(held, replace(SMALL, groups=SMALL.groups * n)) for n in (2, 4, 8)}
+    largest = replace(SMALL, groups=SMALL.groups * 8)
+    budgets = {1: minibatches[8]}
+    budgets |= {n: child(held, replace(largest, micro_batch_tokens=SMALL.micro_batch_tokens * n)) for n in (2, 8)}
 
     def logits(found: dict[int, Held]) -> dict[int, int]:
         return {n: each.logits for n, each in found.items()}
@@ -124,12 +122,12 @@ def memory_rows() -> list[Row]:
         return {n: each.added for n, each in found.items()}
 
     return [
-        flat_row("logits by response length", logits(lengths)),
-        flat_row("logits by vocabulary, the chunk an equal number of logits", logits(shared)),
-        flat_row("logits by vocabulary, the chunk an equal number of tokens", logits(fixed), None),
-        flat_row("memory of an update by response length", added(lengths), None),
-        flat_row("memory of an update by minibatch", added(minibatches)),
-        flat_row("memory of an update by micro_batch_tokens", added(budgets), None),
+        growth_row("logits by response length", logits(lengths), FLAT),
+        growth_row("logits by vocabulary, a chunk of as many logits", logits(shared), FLAT),
+        growth_row("logits by vocabulary, a chunk of as many tokens", logits(fixed)),
+        growth_row("memory of an update by response length", added(lengths)),
+        growth_row("memory of an update by minibatch", added(minibatches), FLAT),
+        growth_row("memory of an update by micro_batch_tokens", added(budgets)),
     ]
 
 

@@ -19,16 +19,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra import compose, initialize_config_dir
+
+from grpo_lab.config import TrainConfig, conf_dir, register, to_config
+from grpo_lab.train import _set_threads
+
 ROOT = Path(__file__).resolve().parents[2]
-# As hardware=cpu.
-THREADS = 2
-# What grpo_lab.train sets before it loads torch.
-ENVIRONMENT = {
-    "GOMP_SPINCOUNT": "100000",
-    "OMP_NUM_THREADS": str(THREADS),
-    "TOKENIZERS_PARALLELISM": "false",
-    "DS_ACCELERATOR": "cpu",
-}
+# Loaded once, by the process that children are forked from.
 PRELOADED = ["torch", "transformers.models.llama.modeling_llama", "scripts.bench.work"]
 
 T = TypeVar("T")
@@ -38,10 +35,17 @@ class ChildFailed(RuntimeError):
     """A child process raised, or a command did not end with 0; the message holds what it said."""
 
 
+def composed(*overrides: str) -> TrainConfig:
+    """The configuration of `grpo_lab.train` with these overrides."""
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return to_config(compose("config", overrides=list(overrides)))
+
+
 def start_server() -> None:
-    """Start the process that children are forked from."""
+    """Start the process that children are forked from, in the environment that a run loads its libraries in."""
     before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
+    _set_threads(composed())
     multiprocessing.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
     os.environ.clear()
@@ -77,7 +81,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any
 
     from grpo_lab.heap import keep_freed_memory
 
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(composed().hardware.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     keep_freed_memory()

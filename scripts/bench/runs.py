@@ -11,7 +11,7 @@ from statistics import median
 from types import TracebackType
 from typing import Self
 
-from scripts.bench.measure import ROOT, THREADS, Command, child, python
+from scripts.bench.measure import ROOT, Command, child, composed, python
 from scripts.bench.shapes import Model, Shape, write_model, write_prompts
 from scripts.bench.trl_run import MARK
 
@@ -79,7 +79,6 @@ class Bench:
             "learner.lr=1e-6",
             f"learner.micro_batch_tokens={shape.micro_batch_tokens}",
             f"learner.logit_chunk={shape.logit_chunk}",
-            f"hardware.threads={THREADS}",
             "evaluation.every=null",
             "checkpoint.every=null",
             "tracking.wandb=disabled",
@@ -136,7 +135,7 @@ class Trl:
             f"--responses={shape.responses}",
             f"--group-size={shape.group_size}",
             f"--response={shape.response}",
-            f"--threads={THREADS}",
+            f"--threads={composed().hardware.threads}",
             f"--micro-batch={micro_batch}",
             *options,
         ]

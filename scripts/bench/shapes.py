@@ -116,18 +116,20 @@ REAL = Shape(
 SHAPES = (SHORT, LONG, REAL)
 
 
-def tokenizer(vocab: int) -> Any:
-    """One token a word, as many as the model can emit, and an end token that it cannot.
+def word(index: int) -> str:
+    """A token's text: an answer by itself, so that the last one of a response is its final answer."""
+    return rf"\boxed{{{index}}}"
 
-    A word is an answer by itself, ####7: the last one of a response is its final answer.
-    """
+
+def tokenizer(vocab: int) -> Any:
+    """One token a word, as many as the model can emit, and an end token that it cannot."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"####{index}": index for index in range(vocab)} | {"<eos>": vocab}
-    inner = Tokenizer(models.WordLevel(words, unk_token="####0"))
+    words = {word(index): index for index in range(vocab)} | {"<eos>": vocab}
+    inner = Tokenizer(models.WordLevel(words, unk_token=word(0)))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="####0", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=word(0), eos_token="<eos>")
 
 
 def write_model(model: Model, folder: Path) -> None:
@@ -142,7 +144,7 @@ def write_prompts(shape: Shape, path: Path) -> None:
     """Questions of exactly `shape.prompt` tokens, as JSON lines. Numbers up to half the vocabulary are right answers:
     an untrained model is right half of the time, so that there is something to learn from in every group."""
     draw = random.Random(0)
-    words = [[f"####{draw.randrange(1, shape.model.vocab)}" for _ in range(shape.prompt)] for _ in range(PROMPTS)]
+    words = [[word(draw.randrange(1, shape.model.vocab)) for _ in range(shape.prompt)] for _ in range(PROMPTS)]
     lines = [
         json.dumps({"question": " ".join(row), "answer": "0", "tolerance": shape.model.vocab // 2}) for row in words
     ]

@@ -62,7 +62,7 @@ def reward(vocab: int) -> Callable[..., list[float]]:
     """1 for a last number up to half the vocabulary, else 0."""
 
     def rewards(completions: list[str], **_: Any) -> list[float]:
-        return [float(int(text.rpartition("####")[2]) <= vocab // 2) for text in completions]
+        return [float(int(text.rpartition("{")[2].rstrip("}")) <= vocab // 2) for text in completions]
 
     return rewards
 

@@ -7,7 +7,7 @@ from statistics import median
 from scripts.bench.measure import child
 from scripts.bench.report import Row, at_most
 from scripts.bench.runs import PHASES, Bench
-from scripts.bench.shapes import LONG, REAL, SHORT, Shape
+from scripts.bench.shapes import LONG, REAL, SHORT, Shape, word
 
 UPDATES = {SHORT.name: 4, LONG.name: 1, REAL.name: 1}
 
@@ -41,9 +41,9 @@ def verify_seconds(shape: Shape) -> tuple[float, float]:
     from scripts.bench.work import config, seconds
 
     settings = config().verifier
-    filler = "####1 " * (shape.response - 1)
+    filler = f"{word(1)} " * (shape.response - 1)
     number = Problem(id="bench", question="", gold="0", tolerance=shape.model.vocab / 2)
-    numbers = [(number, f"{filler}####{index}") for index in range(shape.responses)]
+    numbers = [(number, filler + word(index)) for index in range(shape.responses)]
     expressions = [
         (
             Problem(id="bench", question="", gold=rf"\frac{{{index}}}{{7}}"),

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
+import torch
 
-from grpo_lab.config import LearnerConfig, TrainConfig, conf_dir, register, to_config
+from grpo_lab.config import LearnerConfig, TrainConfig
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch
-from grpo_lab.objectives import Objective, build_objective
+from grpo_lab.objectives import build_objective
 from grpo_lab.rollout.hf import HfEngine
 from grpo_lab.types import Group, Problem, Prompt, Rollout, Sampling
-from scripts.bench.shapes import Model, Shape, tokenizer
+from scripts.bench.measure import composed
+from scripts.bench.shapes import SHORT, Model, Shape, tokenizer
 
 
 def config(*overrides: str) -> TrainConfig:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return to_config(compose("config", overrides=["objective=grpo", "objective.beta=0", *overrides]))
+    """The embedded default with GRPO and no reference, as all runs here."""
+    return composed("objective=grpo", "objective.beta=0", *overrides)
 
 
 def prompts(shape: Shape) -> list[Prompt]:
@@ -60,33 +60,41 @@ def minibatch(shape: Shape) -> Minibatch:
     return make_minibatch(0, groups, mask_zero_variance=False, mask_divisor="all")
 
 
-def learner(model: Model, settings: LearnerConfig) -> TorchLearner:
-    return TorchLearner(
-        model.make(),
+def learner(
+    model: Model, settings: LearnerConfig, *, device: torch.device | str = "cpu"
+) -> tuple[TorchLearner, Callable[[Minibatch], None]]:
+    """A learner that has its optimizer's state already, and its update on a minibatch."""
+    whole = config()
+    objective = build_objective(whole.objective, max_response_tokens=whole.rollout.max_response_tokens)
+    made = TorchLearner(
+        model.make().to(device),
         tokenizer(model.vocab),
-        settings=settings,
+        settings=replace(settings, lr=1e-6),
         temperature=1.0,
         needs_reference=False,
         updates=None,
     )
 
-
-def step(shape: Shape) -> tuple[TorchLearner, Callable[[Minibatch], None]]:
-    """A learner with the shape's budgets, and its update on a minibatch. It has its optimizer state already."""
-    whole = config("learner.lr=1e-6")
-    settings = replace(whole.learner, micro_batch_tokens=shape.micro_batch_tokens, logit_chunk=shape.logit_chunk)
-    made = learner(shape.model, settings)
-    objective: Objective = build_objective(whole.objective, max_response_tokens=shape.response)
-
     def update(batch: Minibatch) -> None:
         made.step(batch, objective, update=0, reference=None, old=None)
 
-    update(minibatch(replace(shape, groups=1, group_size=2, prompt=2, response=2)))
+    update(minibatch(replace(SHORT, model=model, groups=1, group_size=2, prompt=2, response=2)))
     return made, update
 
 
-def sampler(model: Model) -> HfEngine:
-    return HfEngine(model.make(), tokenizer(model.vocab), max_rows=config().rollout.max_rows)
+def shaped_learner(shape: Shape) -> tuple[TorchLearner, Callable[[Minibatch], None]]:
+    """As `learner`, with the shape's budgets."""
+    settings = config().learner
+    return learner(
+        shape.model,
+        replace(settings, micro_batch_tokens=shape.micro_batch_tokens, logit_chunk=shape.logit_chunk),
+    )
+
+
+def sampler(model: Model, *, device: torch.device | str = "cpu", autocast: torch.dtype | None = None) -> HfEngine:
+    return HfEngine(
+        model.make().to(device), tokenizer(model.vocab), max_rows=config().rollout.max_rows, autocast=autocast
+    )
 
 
 def sample(shape: Shape, engine: Any) -> list[list[Rollout]]:

@@ -200,7 +200,9 @@ def measure(settings: Sequence[str], folder: Path, *, ranks: int = 1) -> list[di
     processes = []
     for rank in range(ranks):
         place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, **({name: str(value) for name, value in place.items()} if ranks > 1 else {})}
+        # Freed memory goes back at once: what counts is what is live.
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+        environment |= {name: str(value) for name, value in place.items()} if ranks > 1 else {}
         arguments = [str(folder / f"memory{rank}.json"), *settings, f"run_dir={folder / 'run'}"]
         processes.append(subprocess.Popen([sys.executable, "-c", WATCHED, *arguments], cwd=folder, env=environment))
     assert [process.wait(timeout=250) for process in processes] == [0] * ranks
@@ -232,9 +234,9 @@ def test_the_estimate_of_memory_is_near_what_a_run_takes(size: str, settings: li
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="reads the memory of processes as Linux tells it"
 )
-def test_the_estimate_of_memory_is_near_what_two_ranks_take(tmp_path: Path) -> None:
-    """As above, ZeRO-2. The second rank loads its libraries late, so that the first one's size without a learner counts
-    for both."""
+def test_the_estimate_of_memory_covers_what_two_ranks_take(tmp_path: Path) -> None:
+    """As above, ZeRO-2, where the plan is on the safe side: buckets and gradients are not all there at the same moment.
+    The second rank loads its libraries late, so that the first one's size without a learner counts for both."""
     pytest.importorskip("deepspeed")
     folder = model_folder_of("middle", tmp_path / "model")
     settings = [*TRAIN, "hardware=cpu_2rank", f"model.path={folder}", "groups_per_minibatch=8", "rollout.max_rows=64"]
@@ -244,4 +246,6 @@ def test_the_estimate_of_memory_is_near_what_two_ranks_take(tmp_path: Path) -> N
     ]
     estimate = memory["peak"] - memory["phases"][memory["peak_phase"]]["libraries"]
     for rank in took:
-        assert estimate == pytest.approx(rank["peak"] - took[0]["before"], rel=0.15)
+        measured = rank["peak"] - took[0]["before"]
+        print(f"measured {measured / MIB:.0f} MiB, estimate {estimate / MIB:.0f} MiB")
+        assert measured <= estimate <= 1.3 * measured

@@ -17,7 +17,7 @@ from scripts.bench import flops  # noqa: E402
 from scripts.bench.measure import ChildFailed, Command, python  # noqa: E402
 from scripts.bench.report import Row, at_least, at_most, exponent, number, ratio, table  # noqa: E402
 from scripts.bench.runs import read_updates  # noqa: E402
-from scripts.bench.shapes import SHAPES, SHORT, SMOLLM2, TINY, Model, Shape, tokenizer, write_prompts  # noqa: E402
+from scripts.bench.shapes import SHORT, SMOLLM2, TINY, Model, Shape, tokenizer, write_prompts  # noqa: E402
 from scripts.bench.trl_run import reward  # noqa: E402
 from scripts.bench.wide import WideTensors  # noqa: E402
 from scripts.bench.work import config, minibatch, prompts  # noqa: E402
@@ -53,7 +53,7 @@ def test_a_prompt_has_its_exact_length_as_text_and_as_tokens(tmp_path: Path) -> 
 def test_no_token_that_the_model_emits_ends_a_response() -> None:
     read = tokenizer(SMALL.vocab)
     assert read.eos_token_id == SMALL.vocab
-    assert read.decode(range(SMALL.vocab)) == " ".join(f"####{index}" for index in range(SMALL.vocab))
+    assert read.decode(range(SMALL.vocab)) == " ".join(rf"\boxed{{{index}}}" for index in range(SMALL.vocab))
 
 
 def test_both_sides_find_the_same_answers_right(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_both_sides_find_the_same_answers_right(tmp_path: Path) -> None:
     write_prompts(ONE, tmp_path / "prompts.jsonl")
     row = json.loads((tmp_path / "prompts.jsonl").read_text().splitlines()[0])
     problem = Problem(id="one", question="", gold=row["answer"], tolerance=row["tolerance"])
-    texts = [f"####3 ####30 ####{index}" for index in range(32)]
+    texts = [rf"\boxed{{3}} \boxed{{30}} \boxed{{{index}}}" for index in range(32)]
     with Verifier("math", workers=1, timeout=5.0) as verifier:
         ours = [float(judgement.verdict == "correct") for judgement in verifier.judge([(problem, t) for t in texts])]
     assert ours == [1.0] * 17 + [0.0] * 15
