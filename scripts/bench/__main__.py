@@ -24,18 +24,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.bench import growth, learner, sampler, trl, update
+from scripts.bench import growth, learner, sampler, update, versus_trl
 from scripts.bench.measure import ROOT, composed, start_server
 from scripts.bench.report import Row, table
 from scripts.bench.runs import Bench
 
 PARTS: dict[str, Callable[[Bench], list[Row]]] = {
-    "trl": trl.measure,
+    "trl": versus_trl.measure,
     "update": update.measure,
     "learner": learner.measure,
     "sampler": sampler.measure,
     "growth": growth.measure,
-    "settings": trl.measure_settings,
+    "settings": versus_trl.measure_settings,
 }
 DEFAULT = ("trl", "update", "learner", "sampler", "growth")
 

@@ -128,6 +128,8 @@ class Trl:
         self.shape = shape
         arguments: list[str | Path] = [
             interpreter,
+            # Without the folder of the script on its path, whose modules are ours.
+            "-P",
             TRL_RUN,
             bench.model(shape.model),
             bench.prompts(shape),
