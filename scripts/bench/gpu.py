@@ -1,8 +1,8 @@
 """The learner and the embedded sampler on a GPU, in BF16: `python -m scripts.bench.gpu`, as JSON lines.
 
 Random weights in the shapes of Qwen2.5-0.5B and Qwen3-1.7B; one update of 8 groups at micro-batches of 4k, 8k and 16k
-tokens. Useful work is counted (scripts/bench/flops.py), over the card's nominal BF16 rate where it is known and over the
-best matrix product measured in the same run. `--device cpu` runs the smallest model, to see that the script works.
+tokens. Useful work is counted (scripts/bench/flops.py), over the card's nominal BF16 rate where it is known and over
+the best matrix product measured in the same run. `--device cpu` runs the smallest model, to see that the script works.
 """
 
 from __future__ import annotations

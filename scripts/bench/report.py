@@ -40,13 +40,15 @@ class Row:
     unit: str = ""
     target: Target | None = None
     details: dict[str, float | str] = field(default_factory=dict)
+    # What it was made of, for the file alone.
+    raw: dict[str, list[float]] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         row: dict[str, Any] = {"what": self.what, "measured": self.measured, "unit": self.unit}
         if self.target is not None:
             row |= {"target": str(self.target), "met": self.target.is_met(self.measured)}
-        return row | self.details
+        return row | self.details | ({"raw": self.raw} if self.raw else {})
 
 
 def number(value: float) -> str:

@@ -30,7 +30,8 @@ def measure(bench: Bench) -> list[Row]:
             "pairs": f"{least:.2f}..{largest:.2f}",
         }
         target = at_least(1.5) if shape is SHORT else None
-        rows.append(Row(f"{shape.name}: tokens/s over model.generate's", speed, "x", target, details))
+        raw = {"ours": ours, "other": theirs}
+        rows.append(Row(f"{shape.name}: tokens/s over model.generate's", speed, "x", target, details, raw))
         if shape is SHORT and importlib.util.find_spec("vllm") is not None:
             vllm = child(vllm_seconds, shape, bench.model(shape.model), bench.folder)
             speed, least, largest = ratio(vllm, ours)
@@ -38,7 +39,16 @@ def measure(bench: Bench) -> list[Row]:
                 "other, tokens/s": shape.tokens / median(vllm),
                 "pairs": f"{least:.2f}..{largest:.2f}",
             }
-            rows.append(Row(f"{shape.name}: tokens/s over vLLM's worker's", speed, "x", None, details))
+            rows.append(
+                Row(
+                    f"{shape.name}: tokens/s over vLLM's worker's",
+                    speed,
+                    "x",
+                    None,
+                    details,
+                    {"ours": ours, "other": vllm},
+                )
+            )
     return rows
 
 

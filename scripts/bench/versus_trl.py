@@ -58,6 +58,7 @@ def measure(bench: Bench) -> list[Row]:
                     "TRL": f"{median(theirs):.3g} s",
                     "pairs": f"{least:.2f}..{largest:.2f}",
                 },
+                {"ours": ours, "TRL": theirs},
             ),
             Row(
                 f"{shape.name}: peak memory over TRL's",
