@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -13,59 +14,51 @@ from scripts.bench.report import Row, at_most, exponent
 from scripts.bench.runs import PHASES, Bench
 from scripts.bench.shapes import SHORT, Shape
 
-FACTORS = (1, 2, 4, 8)
+FACTORS = (1, 2, 8)
 # Cheap updates, where what does not grow with tokens shows first.
 SMALL = replace(SHORT, groups=8)
-STALENESS = (1, 2, 4, 8)
+STALENESS = (1, 8)
+
+
+SWEPT = {"group_size": "group size", "response": "response length", "groups": "minibatch size"}
 
 
 def measure(bench: Bench) -> list[Row]:
-    rows = []
-    for name in ("group_size", "response", "groups"):
-        shapes = [replace(SHORT, **{name: getattr(SHORT, name) * factor}) for factor in FACTORS]
-        costs = child(update_seconds, shapes)
-        tokens = [shape.tokens for shape in shapes]
-        rows.append(
-            Row(
-                f"cost by {LABELS[name]}: exponent of tokens",
-                exponent(tokens, costs),
-                "",
-                at_most(1.1),
-                per_token(tokens, costs),
-            )
-        )
-    rows.append(staleness_row(bench))
-    return rows
+    return [*(swept_row(name, label) for name, label in SWEPT.items()), staleness_row(bench)]
 
 
-LABELS = {"group_size": "group size", "response": "response length", "groups": "minibatch size"}
-
-
-def per_token(tokens: list[int], costs: list[float]) -> dict[str, float | str]:
-    """Seconds at the smallest, and the cost of a token at each size over that."""
+def swept_row(name: str, label: str) -> Row:
+    shapes = [replace(SHORT, **{name: getattr(SHORT, name) * factor}) for factor in FACTORS]
+    sampling, learning = child(update_seconds, shapes)
+    tokens = [shape.tokens for shape in shapes]
+    costs = [one + other for one, other in zip(sampling, learning, strict=True)]
     base = costs[0] / tokens[0]
-    relative = {f"x{n}": cost / count / base for n, count, cost in zip(FACTORS, tokens, costs, strict=True)}
-    return {"seconds at x1": costs[0], **relative}
+    details: dict[str, float | str] = {
+        "sampling": exponent(tokens, sampling),
+        "learning": exponent(tokens, learning),
+        "seconds at x1": costs[0],
+        **{f"x{n}": cost / count / base for n, count, cost in zip(FACTORS, tokens, costs, strict=True)},
+    }
+    raw = {"sampling": sampling, "learning": learning}
+    return Row(f"cost by {label}: exponent of tokens", exponent(tokens, costs), "", at_most(1.1), details, raw)
 
 
-def update_seconds(shapes: list[Shape]) -> list[float]:
+def update_seconds(shapes: list[Shape]) -> tuple[list[float], list[float]]:
     """Sampling and learning at each shape; the smallest, which noise moves most, more often."""
     from scripts.bench.work import minibatch, sample, sampler, seconds, shaped_learner
 
     engine = sampler(shapes[0].model)
-    costs = []
+    _, update = shaped_learner(shapes[0])
+    sampling, learning = [], []
     for factor, shape in zip(FACTORS, shapes, strict=True):
-        _, update = shaped_learner(shape)
         batch = minibatch(shape)
-
-        def work(shape: Shape = shape, update=update, batch=batch) -> None:  # type: ignore[no-untyped-def]
+        times = 3 if factor == 1 else 1
+        if factor == 1:
             sample(shape, engine)
             update(batch)
-
-        if factor == 1:
-            work()
-        costs.append(median(seconds(work, times=3 if factor == 1 else 1)))
-    return costs
+        sampling.append(median(seconds(partial(sample, shape, engine), times=times)))
+        learning.append(median(seconds(partial(update, batch), times=times)))
+    return sampling, learning
 
 
 def staleness_row(bench: Bench) -> Row:

@@ -16,8 +16,8 @@ STEPS = {SHORT.name: 5, REAL.name: 2}
 # Rows, inner dimension and columns of matrix products: square ones, and those of a layer of the larger model.
 PRODUCTS = ((1024, 1024, 1024), (2048, 2048, 2048), (2048, 576, 1536), (2048, 1536, 576))
 # Several micro-batches, and chunks that are full.
-SMALL = replace(SHORT, groups=16, micro_batch_tokens=1024, logit_chunk=512)
-# Allocation in blocks, and what a longer minibatch holds besides activations.
+SMALL = replace(SHORT, groups=8, micro_batch_tokens=512, logit_chunk=128)
+# What is not activations or logits adds a little.
 FLAT = at_most(1.1)
 
 
@@ -77,26 +77,29 @@ def matmul_rate() -> float:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that an update adds to what the learner holds between two: all of it, and logits alone."""
+    """The most bytes that an update holds at once: tensors that it makes, those as wide as the vocabulary, and what the
+    process grows by."""
 
-    added: int
+    tensors: int
     logits: int
+    resident: int
 
 
 def held(shape: Shape) -> Held:
-    from scripts.bench.wide import WideTensors
+    from scripts.bench.live import LiveTensors
     from scripts.bench.work import minibatch, shaped_learner
 
     learner, update = shaped_learner(shape)
     batch = minibatch(shape)
     reset_peak()
-    before = memory()
+    now = memory().now
     update(batch)
-    added = memory().peak - before.now
-    weight = learner.policy.model.get_output_embeddings().weight
-    with WideTensors(width=len(weight), leave_out=weight.nbytes) as wide:
+    resident = memory().peak - now
+    states = [value for state in learner.optimizer.state.values() for value in state.values()]
+    before = [*learner.policy.model.parameters(), *states]
+    with LiveTensors(before=before) as tensors, LiveTensors(before=before, width=shape.model.vocab) as logits:
         update(batch)
-    return Held(added, wide.peak)
+    return Held(tensors.peak, logits.peak, resident)
 
 
 def growth_row(what: str, found: dict[int, int], target: Target | None = None) -> Row:
@@ -118,16 +121,17 @@ def memory_rows() -> list[Row]:
     def logits(found: dict[int, Held]) -> dict[int, int]:
         return {n: each.logits for n, each in found.items()}
 
-    def added(found: dict[int, Held]) -> dict[int, int]:
-        return {n: each.added for n, each in found.items()}
+    def tensors(found: dict[int, Held]) -> dict[int, int]:
+        return {n: each.tensors for n, each in found.items()}
 
     return [
         growth_row("logits by response length", logits(lengths), FLAT),
         growth_row("logits by vocabulary, a chunk of as many logits", logits(shared), FLAT),
         growth_row("logits by vocabulary, a chunk of as many tokens", logits(fixed)),
-        growth_row("memory of an update by response length", added(lengths)),
-        growth_row("memory of an update by minibatch", added(minibatches), FLAT),
-        growth_row("memory of an update by micro_batch_tokens", added(budgets)),
+        growth_row("tensors of an update by minibatch", tensors(minibatches), FLAT),
+        growth_row("the process by minibatch", {n: each.resident for n, each in minibatches.items()}),
+        growth_row("tensors of an update by response length", tensors(lengths)),
+        growth_row("tensors of an update by micro_batch_tokens", tensors(budgets)),
     ]
 
 

@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from scripts.bench import flops  # noqa: E402
+from scripts.bench.live import LiveTensors  # noqa: E402
 from scripts.bench.measure import ChildFailed, Command, python  # noqa: E402
 from scripts.bench.report import Row, at_least, at_most, exponent, number, ratio, table  # noqa: E402
 from scripts.bench.runs import read_updates  # noqa: E402
 from scripts.bench.shapes import SHORT, SMOLLM2, TINY, Model, Shape, tokenizer, write_prompts  # noqa: E402
 from scripts.bench.trl_run import reward  # noqa: E402
-from scripts.bench.wide import WideTensors  # noqa: E402
 from scripts.bench.work import config, minibatch, prompts  # noqa: E402
 
 SMALL = Model(name="small", hidden=8, layers=2, heads=4, kv_heads=2, intermediate=12, vocab=32)
@@ -114,10 +114,10 @@ def test_a_prompt_counts_once_for_its_group() -> None:
     assert flops.positions(SHORT) == 32 * (8 + 8 * 23)
 
 
-def test_wide_tensors_are_counted_while_they_live() -> None:
+def test_tensors_are_counted_while_they_live() -> None:
     """[3, 10] in float32 has 120 bytes: two at once, a view for nothing, and none of the matrix or of other widths."""
     weight = torch.ones(10, 4)
-    with WideTensors(width=10, leave_out=weight.nbytes) as wide:
+    with LiveTensors(before=[weight], width=10) as wide:
         first = torch.ones(3, 4) @ weight.T
         assert wide.peak == 120
         second = first + 1
@@ -129,6 +129,19 @@ def test_wide_tensors_are_counted_while_they_live() -> None:
         torch.ones(50, 50)
     assert third.shape == (3, 10)
     assert wide.peak == 240
+
+
+def test_what_autograd_saves_is_counted() -> None:
+    """exp keeps its result for the backward pass; the sum after it is 4 bytes, the gradients come later."""
+    leaf = torch.zeros(100, requires_grad=True)
+    with LiveTensors(before=[leaf]) as live:
+        total = leaf.exp().sum()
+        assert live.peak == 404
+        extra = torch.ones(50)
+        assert live.peak == 604
+        del extra
+        total.backward()
+    assert leaf.grad is not None
 
 
 # --- what is made of the numbers --------------------------------------------------------------------------------
