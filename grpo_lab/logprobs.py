@@ -47,7 +47,11 @@ def _cast_head(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple
 
 
 class _SelectedLogprobs(torch.autograd.Function):
-    """Log-probs of chosen tokens, a chunk of rows at a time in both directions: [chunk, V] is all that is ever held."""
+    """Log-probs of chosen tokens, a chunk of rows at a time in both directions: [chunk, V] is all that is ever held.
+
+    What the last chunk came to is kept for the backward pass, which begins right after the forward pass, with it; the
+    others are computed again.
+    """
 
     @staticmethod
     def forward(
@@ -57,14 +61,18 @@ class _SelectedLogprobs(torch.autograd.Function):
         selected = torch.empty(len(tokens), dtype=wide, device=hidden.device)
         entropies = torch.empty_like(selected)
         head = _cast_head(weight, bias, hidden.dtype)
+        ctx.kept = None
         for start in range(0, len(tokens), chunk):
+            # The last chunk's of before go first.
+            ctx.kept = None
             rows = slice(start, start + chunk)
-            logits = torch.nn.functional.linear(hidden[rows], *head)
-            shifted, exponentials, total = powers(logits, temperature)
+            shifted, exponentials, total = powers(torch.nn.functional.linear(hidden[rows], *head), temperature)
             log_total = total.log().squeeze(-1)
             selected[rows] = shifted.gather(-1, tokens[rows, None]).squeeze(-1) - log_total
             # -sum p log p; an entry of probability 0 is 0 times minus infinity, and adds 0.
-            entropies[rows] = log_total - exponentials.mul_(shifted).nansum(-1) / total.squeeze(-1)
+            entropies[rows] = log_total - shifted.mul_(exponentials).nansum(-1) / total.squeeze(-1)
+            ctx.kept = exponentials, total
+            del shifted, exponentials
         ctx.save_for_backward(hidden, weight, bias, tokens)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropies)
@@ -81,10 +89,13 @@ class _SelectedLogprobs(torch.autograd.Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=wide)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
-        for start in range(0, len(tokens), ctx.chunk):
+        for start in reversed(range(0, len(tokens), ctx.chunk)):
             rows = slice(start, start + ctx.chunk)
-            logits = torch.nn.functional.linear(hidden[rows], *head)
-            _, exponentials, total = powers(logits, ctx.temperature)
+            # Used up below: a second backward pass computes them again.
+            kept, ctx.kept = ctx.kept, None
+            if kept is None:
+                kept = powers(torch.nn.functional.linear(hidden[rows], *head), ctx.temperature)[1:]
+            exponentials, total = kept
             # d log p_k / d logits = (onehot_k - p) / temperature
             scale = grad_selected[rows, None] / ctx.temperature
             grad_logits = exponentials.mul_(-scale / total)
@@ -97,6 +108,8 @@ class _SelectedLogprobs(torch.autograd.Function):
                 grad_weight += narrow.T @ hidden[rows]
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
+            # Before the next chunk's are made.
+            del kept, exponentials, grad_logits, narrow
         narrow_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), narrow_bias, None, None, None
 

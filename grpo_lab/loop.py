@@ -31,7 +31,7 @@ from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone
 
-# Responses of a fresh collection, each to another prompt, that the learner scores to prove a sync.
+# Responses sampled for a proof alone, where a sync's own collection is yet to come.
 PROOF_RESPONSES = 8
 # Groups that a sample of rollouts shows.
 SAMPLE_GROUPS = 4
@@ -150,7 +150,7 @@ class Loop:
             gathered: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(self._wanted))
             if isinstance(gathered, Exhausted) or not self.schedule.sync(self.state.update):
                 return gathered, {}
-            drift = prove_by_scoring(self.learner, self.engine, gathered.groups[:PROOF_RESPONSES])
+            drift = prove_by_scoring(self.learner, self.engine, gathered.groups)
         return gathered, {"sync/drift": drift}
 
     @property

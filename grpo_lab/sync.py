@@ -22,6 +22,9 @@ from grpo_lab.rollout import RolloutEngine
 from grpo_lab.types import Group
 from grpo_lab.weights import Weights, cast, combine, hashed
 
+# Enough for a mean, and little beside the tokens of a collection.
+PROOF_TOKENS = 64
+
 
 class SyncError(RuntimeError):
     """The engine does not hold, or does not compute with, the weights it was given."""
@@ -56,14 +59,16 @@ def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str |
 def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[Group]) -> float:
     """Mean |learner - behaviour log-prob| in nats per token of groups sampled since the sync, by equal weights.
 
-    The first response of each group is scored: a prompt's keys are the same for all of them.
+    The first response of each group is scored, since a prompt's keys are the same for all of them, until PROOF_TOKENS
+    are.
 
     Raises:
         SyncError: it is over the engine's tolerance.
     """
+    lengths = np.cumsum([len(group.rollouts[0].token_ids) for group in groups])
     firsts = [
         replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
-        for group in groups
+        for group in groups[: int(np.searchsorted(lengths, PROOF_TOKENS)) + 1]
     ]
     sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
     tokens = np.concatenate(log_ratios(sample, learner.logprobs(sample)))

@@ -161,6 +161,18 @@ def test_impossible_tokens_under_a_head() -> None:
     assert (slopes[1][4] == 0).all()
 
 
+def test_a_second_backward_pass_finds_what_the_first_found() -> None:
+    """The first one uses up what the forward pass kept."""
+    hidden, weight, bias, tokens = head()
+    leaves = [hidden, weight, bias]
+    got, _ = selected_logprobs(hidden, weight, bias, tokens, temperature=0.9, chunk=4)
+    first = torch.autograd.grad(got.sum(), leaves, retain_graph=True)
+    second = torch.autograd.grad(got.sum(), leaves)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+        assert one.abs().sum() > 0
+
+
 # --- masks ------------------------------------------------------------------------------------------------------
 
 
