@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 
-def powers(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def powers(logits: Tensor, temperature: float, *, overwrite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """The distribution [..., V] sampled from at `temperature` > 0, before it is normalised; float32 or wider.
 
     Returns the logits over the temperature less their maximum, `shifted` [..., V]; exp of it [..., V]; and the sum of
-    that [..., 1]. A log-prob in nats is `shifted - log(sum)`.
+    that [..., 1]. A log-prob in nats is `shifted - log(sum)`. `overwrite`: `shifted` may take the place of `logits`,
+    which nobody else reads; there is no gradient then.
     """
     wide = logits if logits.dtype == torch.float64 else logits.float()
+    place = wide if overwrite else None
     if temperature != 1:
-        wide = wide / temperature
-    shifted = wide - wide.amax(-1, keepdim=True)
+        wide = torch.div(wide, temperature, out=place)
+    shifted = torch.sub(wide, wide.amax(-1, keepdim=True), out=place)
     exponentials = shifted.exp()
     return shifted, exponentials, exponentials.sum(-1, keepdim=True)
 
@@ -63,10 +65,12 @@ class _SelectedLogprobs(torch.autograd.Function):
         head = _cast_head(weight, bias, hidden.dtype)
         ctx.kept = None
         for start in range(0, len(tokens), chunk):
-            # The last chunk's of before go first.
+            # Before this chunk's are made.
             ctx.kept = None
             rows = slice(start, start + chunk)
-            shifted, exponentials, total = powers(torch.nn.functional.linear(hidden[rows], *head), temperature)
+            shifted, exponentials, total = powers(
+                torch.nn.functional.linear(hidden[rows], *head), temperature, overwrite=True
+            )
             log_total = total.log().squeeze(-1)
             selected[rows] = shifted.gather(-1, tokens[rows, None]).squeeze(-1) - log_total
             # -sum p log p; an entry of probability 0 is 0 times minus infinity, and adds 0.
@@ -94,7 +98,9 @@ class _SelectedLogprobs(torch.autograd.Function):
             # Used up below: a second backward pass computes them again.
             kept, ctx.kept = ctx.kept, None
             if kept is None:
-                kept = powers(torch.nn.functional.linear(hidden[rows], *head), ctx.temperature)[1:]
+                logits = torch.nn.functional.linear(hidden[rows], *head)
+                kept = powers(logits, ctx.temperature, overwrite=True)[1:]
+                del logits
             exponentials, total = kept
             # d log p_k / d logits = (onehot_k - p) / temperature
             scale = grad_selected[rows, None] / ctx.temperature
@@ -108,7 +114,6 @@ class _SelectedLogprobs(torch.autograd.Function):
                 grad_weight += narrow.T @ hidden[rows]
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
-            # Before the next chunk's are made.
             del kept, exponentials, grad_logits, narrow
         narrow_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
         return grad_hidden, grad_weight.to(weight.dtype), narrow_bias, None, None, None

@@ -90,6 +90,11 @@ class Schedule:
         return self.overlap and self.collect(u) and not self.finished(u + self.minibatches_per_collection * self.i)
 
     @property
+    def samples_after_syncs_alone(self) -> bool:
+        """Whether the engine never samples from weights that the learner has moved on from."""
+        return self.minibatches_per_collection == self.v and not self.overlap
+
+    @property
     def oldest_age(self) -> int:
         """Updates between the weights that sampled a response and its last use, at most."""
         return (self.v + (self.minibatches_per_collection if self.overlap else 0)) * self.i - 1
@@ -141,3 +146,10 @@ class Schedule:
 
     def block_start(self, u: int, size: int) -> bool:
         return u == 0 or self.block_end(u - 1, size) == u
+
+
+def shares_weights(config: TrainConfig) -> bool:
+    """Whether the embedded sampler needs no weights of its own: it is in the learner's process, and done before the
+    learner moves on."""
+    embedded = config.rollout.engine == "hf" and config.learner.engine == "torch_local"
+    return embedded and Schedule.from_config(config).samples_after_syncs_alone

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpo_lab.config import TrainConfig
 from grpo_lab.plan.shape import Shape, kv_bytes_per_token, named_parameters, parameters
 from grpo_lab.plan.volume import Lengths, evaluated_problems, prompts_at_a_time
+from grpo_lab.schedule import shares_weights
 
 # As in rollout/cache.py: positions made room for at a time.
 ROOM = 64
@@ -19,9 +20,10 @@ WIDTHS = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Bytes a device. `kv_per_token` of a whole model; `sequences` of the longest kind that the cache holds at once
-    (None: as many as are asked for). `where`: beside the learner on every rank ("ranks"), on the first rank's device
-    ("first"), on devices of its own ("own"), or with a server that is not the run's ("elsewhere").
+    """Bytes a device; `weights` beyond the learner's own. `kv_per_token` of a whole model; `sequences` of the longest
+    kind that the cache holds at once (None: as many as are asked for). `where`: beside the learner on every rank
+    ("ranks"), on the first rank's device ("first"), on devices of its own ("own"), or with a server that is not the
+    run's ("elsewhere").
     """
 
     where: str
@@ -69,7 +71,7 @@ def _embedded(shape: Shape, config: TrainConfig, lengths: Lengths) -> Sampler:
     return Sampler(
         where="ranks",
         devices=config.hardware.ranks,
-        weights=4 * parameters(shape),
+        weights=0 if shares_weights(config) else 4 * parameters(shape),
         cache=cache,
         work=rows * (DRAW * shape.vocab + 4 * (3 * shape.intermediate + 2 * shape.hidden)),
         kv_per_token=kv_bytes_per_token(shape, 4),

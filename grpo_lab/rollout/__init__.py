@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World, device_of
+from grpo_lab.schedule import shares_weights
 from grpo_lab.types import Prompt, Rollout, Sampling
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class EngineError(RuntimeError):
 
 
 class RolloutEngine(Protocol):
-    """A sampler with weights of its own. What it holds is what the last `load_weights` gave it, and nothing else.
+    """A sampler. What it holds is what the last `load_weights` gave it, and nothing else.
 
     drift_tolerance: nats; the mean |learner - sampler log-prob| that rounding alone may cause between this engine and
     the learner with equal weights. dtype: the type it takes weights in. reads_back: whether `digests` can
@@ -92,4 +93,5 @@ def build_rollout_engine(config: TrainConfig, model_folder: str, run_dir: Path, 
         device=device_of(config.hardware, world),
         # The learner's own: what differs between the two is then rounding, and not precision.
         autocast=AUTOCAST[config.learner.precision],
+        borrows=shares_weights(config),
     )

@@ -1,4 +1,4 @@
-"""The embedded sampler: a transformers model with its own copy of the weights, batched, with a key-value cache.
+"""The embedded sampler: a transformers model, batched, with a key-value cache.
 
 A prompt is prefilled once for its whole group. Rows that have finished leave the batch. Every response draws from a
 random stream of its own, keyed by its seed and read by position, so what it draws does not depend on its neighbours.
@@ -62,14 +62,27 @@ class _Batch:
 
 
 class HfEngine:
-    """See the module. `max_rows` bounds the rows sampled side by side."""
+    """See the module. `max_rows` bounds the rows sampled side by side.
+
+    `borrows`: tensors that are handed over are sampled from as they are, without a copy. Whoever gives them changes
+    them only once nothing more is to be sampled before the next ones come.
+    """
 
     reads_back = True
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_rows: int, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_rows: int,
+        autocast: torch.dtype | None = None,
+        borrows: bool = False,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_rows = max_rows
+        self.borrows = borrows
         self.autocast = autocast
         self.drift_tolerance = DRIFT_TOLERANCE[autocast]
         self.policy_version = 0
@@ -88,9 +101,11 @@ class HfEngine:
         revision: str | None = None,
         device: str = "cpu",
         autocast: torch.dtype | None = None,
+        borrows: bool = False,
     ) -> HfEngine:
         model = load_model(folder, revision=revision).to(device)
-        return cls(model, load_tokenizer(folder, revision=revision), max_rows=max_rows, autocast=autocast)
+        tokenizer = load_tokenizer(folder, revision=revision)
+        return cls(model, tokenizer, max_rows=max_rows, autocast=autocast, borrows=borrows)
 
     def load_weights(self, weights: Weights, *, version: int) -> None:
         held = dict(self.model.named_parameters(remove_duplicate=False))
@@ -104,7 +119,10 @@ class HfEngine:
                         f"weights of version {version} do not fit the sampler: {name} has shape "
                         f"{tuple(tensor.shape)}, the sampler's has {tuple(held[name].shape)}"
                     )
-                held[name].copy_(tensor)
+                if self.borrows:
+                    held[name].data = tensor
+                else:
+                    held[name].copy_(tensor)
                 missing.discard(name)
         if missing:
             raise ValueError(f"weights of version {version} do not fit the sampler: {min(missing)} did not come")

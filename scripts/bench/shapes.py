@@ -91,7 +91,7 @@ SHORT = Shape(
     prompt=8,
     response=24,
     micro_batch_tokens=2048,
-    logit_chunk=1024,
+    logit_chunk=2048,
 )
 LONG = Shape(
     name="long",
@@ -101,7 +101,7 @@ LONG = Shape(
     prompt=128,
     response=64,
     micro_batch_tokens=2048,
-    logit_chunk=512,
+    logit_chunk=2048,
 )
 REAL = Shape(
     name="smollm2_135m",
@@ -110,8 +110,8 @@ REAL = Shape(
     group_size=8,
     prompt=64,
     response=32,
-    micro_batch_tokens=512,
-    logit_chunk=512,
+    micro_batch_tokens=640,
+    logit_chunk=256,
 )
 SHAPES = (SHORT, LONG, REAL)
 

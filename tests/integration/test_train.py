@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_runs import rows
 
-from grpo_lab import checkpoint
+from grpo_lab import checkpoint, rollout
 from grpo_lab.collect import CollectionError
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.learner import NonFiniteError
@@ -317,12 +317,28 @@ def test_an_engine_that_ignores_a_sync_is_caught(
             original(self, weights, version=version)
 
     monkeypatch.setattr(HfEngine, "load_weights", forgetful)
+    # An engine with weights of its own, since a second batch comes from those that the learner has moved on from.
+    config = small("schedule.v=2", "schedule.minibatches_per_collection=1", "schedule.updates=4")
     with pytest.raises(SyncError, match=r"weights of version 2 did not arrive.*resume="):
-        train(small("schedule.v=2", "schedule.updates=4"), tmp_path / "run", resuming=False)
+        train(config, tmp_path / "run", resuming=False)
     # Without digests to compare, scoring finds it.
     monkeypatch.setattr(HfEngine, "digests", lambda self: None)
     with pytest.raises(SyncError, match=r"does not sample from version 2.*nats a token"):
-        train(small("schedule.v=2", "schedule.updates=4"), tmp_path / "again", resuming=False)
+        train(config, tmp_path / "again", resuming=False)
+
+
+def test_borrowed_weights_make_the_same_run(
+    small: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("objective=ggpo", "schedule.v=3", "schedule.updates=6", "evaluation.every=2")
+    for name, borrows in (("borrowed", True), ("copied", False)):
+        assert rollout.shares_weights(config)
+        if not borrows:
+            monkeypatch.setattr(rollout, "shares_weights", lambda _: False)
+        train(config, tmp_path / name, resuming=False)
+    borrowed, copied = (rows(tmp_path / name) for name in ("borrowed", "copied"))
+    assert len(borrowed) > 6
+    assert borrowed == copied
 
 
 def test_a_new_run_does_not_start_in_the_folder_of_another(small: Callable[..., TrainConfig], tmp_path: Path) -> None:

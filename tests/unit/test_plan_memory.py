@@ -226,7 +226,11 @@ def sampler_of(*overrides: str, prompt: float | None = None, response: float | N
 
 def test_the_embedded_sampler_by_hand() -> None:
     held = sampler_of("evaluation.every=null", prompt=8, response=18)
-    assert held.weights == 4 * 428_672
+    # The learner's, which stand still while they are sampled from; else its own.
+    assert held.weights == 0
+    assert sampler_of("schedule.minibatches_per_collection=1").weights == 4 * 428_672
+    assert sampler_of("schedule.overlap=true").weights == 4 * 428_672
+    assert sampler_of("hardware=cpu_2rank").weights == 4 * 428_672
     assert held.kv_per_token == 2 * 2 * 4 * 32 * 4
     # 256 prompts of 8 tokens, and for each of 2,048 responses 17 tokens and a page, in 2 x 2 x 4 heads of 128 bytes.
     assert held.cache == 16 * (256 * 8 * 128 + 2048 * (17 * 128 + 4096))

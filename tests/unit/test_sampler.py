@@ -34,6 +34,7 @@ from torch import Tensor
 from grpo_lab.rollout import cache
 from grpo_lab.rollout.hf import COMPACT_SHARE, UNIFORM_BLOCK, VOCABULARY_BLOCK, HfEngine, draw, invert, restrict
 from grpo_lab.types import Rollout, Sampling
+from grpo_lab.weights import digest
 
 PROMPTS = [
     make_prompt("a", [3, 12, 4, 13]),
@@ -433,6 +434,15 @@ def test_the_engine_has_weights_of_its_own(model_folder: Path) -> None:
     learner.step(minibatch, preset("ggpo_reward_only"), update=3, reference=None, old=None)
     assert engine.digests() == held
     assert {rollout.policy_version for group in responses(engine) for rollout in group} == {3}
+
+
+def test_a_borrower_samples_from_the_very_tensors() -> None:
+    learner = make_learner(tiny_model("qwen3"), lr=0.01)
+    engine = HfEngine(tiny_model("qwen3", seed=5), char_tokenizer(), max_rows=64, borrows=True)
+    engine.load_weights(learner.weights(), version=3)
+    theirs, held = learner.policy.model.parameters(), engine.model.parameters()
+    assert all(one.data_ptr() == other.data_ptr() for one, other in zip(theirs, held, strict=True))
+    assert engine.digests() == {name: digest(name, tensor) for name, tensor in learner.weights()}
 
 
 def bad_weights(model: Any, fault: str) -> dict[str, Tensor]:
