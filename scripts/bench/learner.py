@@ -14,8 +14,8 @@ from scripts.bench.shapes import REAL, SHORT, TINY, Shape
 MIB = 2**20
 # Updates timed of each model.
 STEPS = {SHORT.model.name: 5, REAL.model.name: 3}
-# The embedded default's budgets. REAL's own save memory at a price: products of half the rows, and gradients as large as
-# the model that are added up twice.
+# The embedded default's budgets. REAL's own save memory at a price: products of half the rows, and gradients as large
+# as the model that are added up twice.
 WHOLE = {"micro_batch_tokens": 4096, "logit_chunk": 512}
 # Rows, inner dimension and columns of matrix products: square ones, and those of a layer of the larger model.
 PRODUCTS = ((1024, 1024, 1024), (2048, 2048, 2048), (2048, 576, 1536), (2048, 1536, 576))
