@@ -125,6 +125,15 @@ def test_exact_kind_compares_the_text_after_the_last_hash(completion: str, expec
 # --- what is equal: the policy of docs/verifier.md ----------------------------------------------------------------
 
 EQUAL = r"""
+6 | 2(3)
+6 | (2)(3)
+24 | 2 (3)(4)
+\frac23 | 2\left(\frac13\right)
+18 | 2(3)^2
+30 | \binom{5}{2}\binom{3}{1}
+5 | \binom{5}{2}\frac12
+\frac73 | 2\frac13
+3 | \log_2(8)
 50\% | 50
 50 | 50\%
 0.5 | 50\%
@@ -271,6 +280,9 @@ p - q | q-p
 4.333333333333333 | 4.33
 \sqrt{2} | \sqrt{2} + 10^{-100}
 \infty | -\infty
+5 | 2(3)
+\frac73 | 2(\frac13)
+7 | 4(3)
 \int_0^1 x dx | \frac13
 """
 
