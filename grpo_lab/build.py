@@ -8,7 +8,8 @@ from grpo_lab.ahead import Ahead
 from grpo_lab.collect import Collector
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.distributed import World
-from grpo_lab.evaluation import evaluation_sampling
+from grpo_lab.evaluation.benchmarks import some_of
+from grpo_lab.evaluation.scoring import evaluation_sampling
 from grpo_lab.learner import build_learner
 from grpo_lab.loop import Leading, Loop
 from grpo_lab.models import prepare_model
@@ -21,7 +22,6 @@ from grpo_lab.rollout.follower import FollowerEngine
 from grpo_lab.rollout.spread import SpreadEngine
 from grpo_lab.runstate import RunState
 from grpo_lab.schedule import Schedule
-from grpo_lab.seeds import derive
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.types import Prompt, Sampling
 
@@ -131,11 +131,7 @@ def _load_prompts(
             f"dataset={config.dataset.name} has no held-out problems: set dataset.test_path or dataset.held_out, or "
             "evaluation.every=null"
         )
-    problems = split.test
-    if config.evaluation.problems is not None and config.evaluation.problems < len(problems):
-        # The same subset for every seed: chosen by the problems' own hashes.
-        chosen = sorted(problems, key=lambda problem: derive(0, "held out", problem.id))
-        problems = chosen[: config.evaluation.problems]
+    problems = some_of(split.test, config.evaluation.problems)
     test = render(problems, config.dataset, tokenizer, max_prompt_tokens=limit)
     if test.dropped:
         tracker.warning(f"{test.dropped} held-out prompts are longer than rollout.max_prompt_tokens={limit}: dropped")

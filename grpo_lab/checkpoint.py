@@ -105,13 +105,20 @@ def newest(run_dir: Path) -> tuple[Path | None, list[str]]:
     return None, warnings
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+def saved(run_dir: Path) -> dict[int, Path]:
+    """Finished checkpoints, whole or damaged, by update, oldest first."""
+    return {int(folder.name.removeprefix(_PREFIX)): folder for folder in reversed(_folders(run_dir))}
+
+
+def damage(folder: Path, part: str = "") -> str | None:
+    """What is wrong with a checkpoint, or with those of its files whose path begins with `part`; None if nothing is."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} is missing or unreadable"
     for name, entry in listed.items():
+        if not name.startswith(part):
+            continue
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"

@@ -13,10 +13,11 @@ import torch
 
 from grpo_lab import checkpoint, diagnostics, metrics
 from grpo_lab.ahead import Ahead
+from grpo_lab.atomic import write_atomically
 from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World
-from grpo_lab.evaluation import evaluate, evaluation_sampling, per_problem, scores
+from grpo_lab.evaluation.scoring import evaluate, evaluation_sampling, per_problem, scores
 from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
 from grpo_lab.metrics import Metric
 from grpo_lab.minibatches import Minibatch, make_minibatch
@@ -26,7 +27,6 @@ from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
-from grpo_lab.tracking.atomic import write_atomically
 from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from grpo_lab.config import (
+    BENCHMARKS,
     AgroConfig,
     ConfigError,
     GgpoConfig,
@@ -134,26 +135,37 @@ def _batch_problems(config: TrainConfig) -> Iterator[str]:
         )
     if rollout.max_rows < config.group_size:
         yield f"rollout.max_rows={rollout.max_rows} must hold one group of group_size={config.group_size}"
-    evaluation = config.evaluation
-    if evaluation.every is not None:
-        if not evaluation.k or min(evaluation.k) < 1 or max(evaluation.k) > evaluation.n:
-            yield f"evaluation.k={list(evaluation.k)} must name values from 1 to evaluation.n={evaluation.n}"
-        if rollout.max_rows < evaluation.n:
-            yield (
-                f"rollout.max_rows={rollout.max_rows} must hold the evaluation.n={evaluation.n} responses of a problem"
-            )
-        if evaluation.temperature is not None and evaluation.temperature < 0:
-            yield f"evaluation.temperature={evaluation.temperature} must be at least 0"
-        if evaluation.top_k is not None and evaluation.top_k < 0:
-            yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
-        if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
-            yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
+    if config.evaluation.every is not None:
+        yield from _evaluation_problems(config)
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     if config.learner.micro_batch_tokens < longest:
         yield (
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} must hold one prompt and one response: "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}"
         )
+
+
+def _evaluation_problems(config: TrainConfig) -> Iterator[str]:
+    evaluation, rollout = config.evaluation, config.rollout
+    if not evaluation.k or min(evaluation.k) < 1 or max(evaluation.k) > evaluation.n:
+        yield f"evaluation.k={list(evaluation.k)} must name values from 1 to evaluation.n={evaluation.n}"
+    if rollout.max_rows < evaluation.n:
+        yield f"rollout.max_rows={rollout.max_rows} must hold the evaluation.n={evaluation.n} responses of a problem"
+    if evaluation.temperature is not None and evaluation.temperature < 0:
+        yield f"evaluation.temperature={evaluation.temperature} must be at least 0"
+    if evaluation.top_k is not None and evaluation.top_k < 0:
+        yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
+    if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
+        yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
+    known = {*BENCHMARKS, config.dataset.name}
+    for name in evaluation.benchmarks:
+        if name not in known:
+            yield f"evaluation.benchmarks names {name!r}, which is not known: choose {', '.join(sorted(known))}"
+    for name in evaluation.paths:
+        if name not in known:
+            yield f"evaluation.paths.{name} names no benchmark: choose {', '.join(sorted(known))}"
+    if len(set(evaluation.benchmarks)) < len(evaluation.benchmarks):
+        yield f"evaluation.benchmarks={list(evaluation.benchmarks)} names one twice"
 
 
 def _objective_problems(config: TrainConfig) -> Iterator[str]:

@@ -10,8 +10,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError
-from grpo_lab.tracking.atomic import write_atomically
 
 Kind = Literal["update", "evaluation"]
 RESERVED = frozenset({"kind", "update", "time", "non_finite"})

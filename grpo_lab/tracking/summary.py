@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.tracking.atomic import write_atomically
+from grpo_lab.atomic import write_atomically
 from grpo_lab.tracking.jsonl import plain_numbers
 
 Scores = dict[str, int | float | None]

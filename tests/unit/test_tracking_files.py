@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError
-from grpo_lab.tracking.atomic import write_atomically
 from grpo_lab.tracking.clock import PhaseClock
 from grpo_lab.tracking.jsonl import AppendFile, encode_row, restore_rows
 from grpo_lab.tracking.provenance import git_state, installed_versions
