@@ -17,8 +17,8 @@ NO_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Problems and their prompts. `found` problems are in the source, `expected` were published; `limited` where only
-    some of them are asked. `source`: the file, or the hub id and revision."""
+    """Problems and their prompts. `found` problems are in the source, of which the prompts may be some; `expected` were
+    published. `source`: the file, or the hub id and revision."""
 
     name: str
     dataset: DatasetConfig
@@ -26,7 +26,6 @@ class Benchmark:
     source: str
     found: int
     expected: int | None
-    limited: bool
     warnings: list[str]
 
 
@@ -44,7 +43,7 @@ def load_benchmarks(config: TrainConfig, tokenizer: Any, *, limit_all: bool) -> 
 
 def _load(config: TrainConfig, name: str, tokenizer: Any, limit_all: bool) -> Benchmark:
     own = name == config.dataset.name
-    dataset = test_source(config.dataset if own else dataset_config(name), config.evaluation.paths.get(name))
+    dataset = held_out_source(config.dataset if own else dataset_config(name), config.evaluation.paths.get(name))
     if _knows_only_sums(config) and not isinstance(dataset, ArithmeticConfig):
         raise ConfigError(
             f"model={config.model.name} knows only the characters of the made task, not those of {name}: evaluate "
@@ -57,6 +56,8 @@ def _load(config: TrainConfig, name: str, tokenizer: Any, limit_all: bool) -> Be
         problems, dataset, tokenizer, max_prompt_tokens=config.rollout.max_prompt_tokens if own else NO_LIMIT
     )
     warnings = list(split.warnings)
+    if repeated := split.report.get("duplicates"):
+        warnings.append(f"{name}: {repeated} rows repeat an earlier question word for word and are asked once")
     if rendered.dropped:
         warnings.append(
             f"{name}: {rendered.dropped} prompts are longer than rollout.max_prompt_tokens="
@@ -69,12 +70,11 @@ def _load(config: TrainConfig, name: str, tokenizer: Any, limit_all: bool) -> Be
         source=str(split.report.get("source", dataset.name)),
         found=len(split.test),
         expected=_expected(dataset),
-        limited=len(problems) < len(split.test),
         warnings=warnings,
     )
 
 
-def test_source(dataset: DatasetConfig, path: str | None) -> DatasetConfig:
+def held_out_source(dataset: DatasetConfig, path: str | None) -> DatasetConfig:
     """The data set with its held-out problems alone, where they have a source of their own; `path` is a copy."""
     if not isinstance(dataset, TableConfig):
         if path is not None:

@@ -40,9 +40,14 @@ def of_run(title: str, summary: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def of_runs(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Mean and deviation over runs."""
+    """Mean and deviation over runs of each mean@n; pass@K and the split are in the file."""
     yield Text(f"over {len(summary['runs'])} runs: mean ± sample deviation, %", "bold")
-    columns = list(dict.fromkeys(name for row in summary["over_runs"].values() for name in row))
+    table = summary["over_runs"]
+    columns = [
+        name
+        for name in dict.fromkeys(name for row in table.values() for name in row)
+        if "/mean@" in name and not name.startswith("split/")
+    ]
     rows = [
         [
             target,
@@ -51,7 +56,7 @@ def of_runs(summary: Mapping[str, Any]) -> Iterator[RenderableType]:
                 for name in columns
             ),
         ]
-        for target, row in summary["over_runs"].items()
+        for target, row in table.items()
     ]
     yield _table("", ["model", *columns], rows)
 
