@@ -78,8 +78,11 @@ def _evaluate_one(
         limit_all=any(override.startswith("evaluation.problems=") for override in overrides),
         base=base,
     )
-    title = str(run_dir or root)
-    return {title: evaluate_models(job, _say)}
+    try:
+        return {str(run_dir or root): evaluate_models(job, _say)}
+    except KeyboardInterrupt:
+        _say("interrupted: the same command goes on where it stopped")
+        raise
 
 
 def _say(line: str) -> None:

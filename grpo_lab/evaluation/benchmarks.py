@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_lab.config import ArithmeticConfig, ConfigError, DatasetConfig, TableConfig, TrainConfig, dataset_config
+from grpo_lab.config import (
+    ArithmeticConfig,
+    ConfigError,
+    DatasetConfig,
+    MixtureConfig,
+    TableConfig,
+    TrainConfig,
+    dataset_config,
+)
 from grpo_lab.prompts import Split, load_problems, render
 from grpo_lab.seeds import derive
 from grpo_lab.types import Problem, Prompt
@@ -76,6 +84,12 @@ def _load(config: TrainConfig, name: str, tokenizer: Any, limit_all: bool) -> Be
 
 def held_out_source(dataset: DatasetConfig, path: str | None) -> DatasetConfig:
     """The data set with its held-out problems alone, where they have a source of their own; `path` is a copy."""
+    if isinstance(dataset, MixtureConfig) and dataset.test_set is not None:
+        # Without the training problems, which take a while to read; posed as the mixture poses them.
+        table = dataset_config(dataset.test_set)
+        assert isinstance(table, TableConfig), "a mixture's test set is a table"
+        posed = {name: getattr(dataset, name) for name in ("system_prompt", "template", "chat", "verifier", "on_error")}
+        return replace(table, path=path or dataset.test_path, **posed)
     if not isinstance(dataset, TableConfig):
         if path is not None:
             raise ConfigError(f"evaluation.paths.{dataset.name} has no effect: {dataset.name} is not read from a file")

@@ -13,8 +13,11 @@ from typing import Any
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World
 from grpo_lab.evaluation import answers, report
+from grpo_lab.evaluation.agreement import SUMMARY as OPINIONS
 from grpo_lab.evaluation.benchmarks import Benchmark, load_benchmarks
+from grpo_lab.evaluation.lighteval_process import find_python
 from grpo_lab.evaluation.scoring import evaluation_sampling
+from grpo_lab.evaluation.second import OWN_PROMPT_TOKENS, Scored, SecondJudge
 from grpo_lab.evaluation.targets import Target, digest_of, other_targets, run_targets, weights_of
 from grpo_lab.policy import load_tokenizer
 from grpo_lab.rewards import Verifier
@@ -56,7 +59,11 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
     Raises:
         ConfigError: a model or benchmark that cannot be had, or predictions that are missing.
         EngineError: the engine does not start, or is lost.
+        JudgeError: lighteval, where it is asked for, gave no usable answer.
     """
+    asked = job.config.evaluation
+    # Before any sampling: it may not be there.
+    lighteval = find_python(asked.lighteval_python) if asked.lighteval else None
     if job.run_dir is None:
         targets = other_targets(job.wanted, job.base)
         place = job.root / targets[0].name
@@ -64,7 +71,9 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
         targets = run_targets(job.run_dir, job.wanted, job.base, lambda line: say(f"warning: {line}"))
         place = job.root
     results: list[report.Result] = []
-    with Evaluator(config=job.config, root=job.root, limit_all=job.limit_all, say=say) as evaluator:
+    with Evaluator(
+        config=job.config, root=job.root, limit_all=job.limit_all, say=say, lighteval=lighteval
+    ) as evaluator:
         for target in targets:
             results += evaluator.evaluate(target)
     if job.run_dir is not None:
@@ -74,6 +83,9 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
     summary = report.summarise(results, job.config.evaluation.k)
     report.write_json(place / report.SUMMARY, summary)
     say(f"summary: {place / report.SUMMARY}")
+    if lighteval is not None:
+        report.write_json(place / OPINIONS, evaluator.opinions)
+        say(f"both judges, by model: {place / OPINIONS}")
     return summary
 
 
@@ -81,14 +93,17 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
 class Evaluator:
     """The engine, the benchmarks and the verifiers, kept from one model of a run to the next. A context manager.
 
-    `settings`: of each benchmark, what the answers of the run's models depend on besides the model.
+    `settings`: of each benchmark, what the answers of the run's models depend on besides the model. `lighteval`: the
+    Python of the second judge, if there is to be one; `opinions`: a row for each model and task of its.
     """
 
     config: TrainConfig
     root: Path
     limit_all: bool
     say: Say
+    lighteval: Path | None = None
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    opinions: list[dict[str, Any]] = field(default_factory=list)
     _verifiers: dict[str, Verifier] = field(default_factory=dict)
     _of_run: bool = False
     _benchmarks: list[Benchmark] = field(default_factory=list)
@@ -113,9 +128,27 @@ class Evaluator:
             self._load_benchmarks(target)
         self._of_run = target.of_run
         digest = digest_of(target.folder)
-        return [self._evaluate_on(benchmark, target, digest) for benchmark in self._benchmarks]
+        judged = [self._evaluate_on(benchmark, target, digest) for benchmark in self._benchmarks]
+        if self.lighteval is not None:
+            about = {"target": target.name, "update": target.update, "model": target.source}
+            judge = self._second_judge(self.lighteval, target)
+            self.opinions += judge.judge([scored for scored, _ in judged], self.root / target.name, about)
+        return [result for _, result in judged]
 
-    def _evaluate_on(self, benchmark: Benchmark, target: Target, digest: str) -> report.Result:
+    def _second_judge(self, python: Path, target: Target) -> SecondJudge:
+        return SecondJudge(
+            python=python,
+            tokenizer=load_tokenizer(target.folder),
+            make_engine=lambda: self._engine_with(target),
+            verifier=self._verifier("math"),
+            sampling=evaluation_sampling(self.config),
+            n=self.config.evaluation.n,
+            ks=self.config.evaluation.k,
+            seed=self.config.seed,
+            say=self.say,
+        )
+
+    def _evaluate_on(self, benchmark: Benchmark, target: Target, digest: str) -> tuple[Scored, report.Result]:
         config, label = self.config, f"{target.name} {benchmark.name}"
         identity = answers.Identity(digest, self._settings_of(benchmark))
         if target.of_run:
@@ -140,13 +173,22 @@ class Evaluator:
         result = report.make_scores(benchmark.name, tallies, config.evaluation.k, identity, provenance)
         report.write_json(path, result)
         self.say(f"{label}: {_told(result, seconds)} ({folder})")
-        return result
+        return Scored(benchmark=benchmark, identity=identity, folder=folder, lines=lines), result
 
     # --- what models of one kind share ---
 
     def _load_benchmarks(self, target: Target) -> None:
-        tokenizer = load_tokenizer(target.folder)
-        self._benchmarks = load_benchmarks(self.config, tokenizer, limit_all=self.limit_all)
+        config = self.config
+        if not target.of_run:
+            # What is known of the configuration's own model is not known of this one.
+            model = replace(config.model, name=target.name, path=str(target.folder), recipe=None)
+            config = replace(config, model=model)
+        self._benchmarks = load_benchmarks(config, load_tokenizer(target.folder), limit_all=self.limit_all)
+        sampling = evaluation_sampling(config)
+        self.say(
+            f"{config.evaluation.n} responses a problem at temperature {sampling.temperature:g}, top_p "
+            f"{sampling.top_p:g}, top_k {sampling.top_k or 'off'}, of up to {sampling.max_tokens} tokens"
+        )
         for benchmark in self._benchmarks:
             for line in benchmark.warnings:
                 self.say(f"warning: {line}")
@@ -169,6 +211,7 @@ class Evaluator:
         """Room for the longest prompt of any benchmark; the folder is local and has no revision."""
         rollout, model = self.config.rollout, self.config.model
         longest = max(len(prompt.token_ids) for each in self._benchmarks for prompt in each.prompts)
+        longest += OWN_PROMPT_TOKENS if self.lighteval is not None else 0
         return replace(
             self.config,
             rollout=replace(rollout, max_prompt_tokens=max(longest, rollout.max_prompt_tokens)),

@@ -149,6 +149,16 @@ def test_where_held_out_problems_come_from() -> None:
     # A local copy with nothing beside it holds out a share.
     share = replace(gsm8k, path="all.jsonl", held_out=0.2)
     assert held_out_source(share, None) == share
+    # A mixture's are another file's, posed as the mixture poses its own.
+    mixture = replace(dataset_config("alp_math"), template="{question}!", test_path="math500.jsonl")  # type: ignore[call-arg]
+    table = held_out_source(mixture, None)
+    assert isinstance(table, TableConfig)
+    assert (table.name, table.path, table.template, table.expected_rows) == (
+        "math500",
+        "math500.jsonl",
+        "{question}!",
+        500,
+    )
     with pytest.raises(ConfigError, match=r"evaluation\.paths\.arithmetic has no effect"):
         held_out_source(dataset_config("arithmetic"), "x.jsonl")
 
