@@ -297,6 +297,13 @@ def test_equal_answers_are_correct(gold: str, answer: str) -> None:
     assert verdict(gold, answer) == "correct"
 
 
+def test_a_gold_that_cannot_be_read_is_met_by_its_own_text_in_any_dress() -> None:
+    assert verdict("$t(0,4]$", "t(0,4]") == "correct"
+    assert verdict("$t(0,4]$", r"\left. t (0,\,4] \right.") == "correct"
+    assert verdict("$t(0,4]$", "t(0,5]") == "error"
+    assert verdict(r"$\frac{1}{0}$", r"\frac{1}{0}") == "error"
+
+
 @pytest.mark.parametrize(("gold", "answer"), _pairs(UNEQUAL))
 def test_unequal_answers_are_wrong(gold: str, answer: str) -> None:
     assert verdict(gold, answer) == "wrong"
