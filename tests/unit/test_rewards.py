@@ -125,6 +125,8 @@ def test_exact_kind_compares_the_text_after_the_last_hash(completion: str, expec
 # --- what is equal: the policy of docs/verifier.md ----------------------------------------------------------------
 
 EQUAL = r"""
+np.arcsin(10/13) | \arcsin(10/13)
+np.arcsin(10/13) | \arcsin\left(\frac{10}{13}\right)
 6 | 2(3)
 6 | (2)(3)
 24 | 2 (3)(4)
@@ -229,6 +231,7 @@ i | \sqrt{-1}
 """
 
 UNEQUAL = r"""
+np.arcsin(10/13) | \arcsin(10/12)
 0.5 | 0.5\%
 \frac{1}{2} | 0.5\%
 50\% | 5000
