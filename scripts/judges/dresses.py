@@ -18,6 +18,8 @@ _FRACTION = re.compile(r"(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _TUPLE = re.compile(r"\((-?\d+), ?(-?\d+)\)")
 _INTERVAL = re.compile(r"([(\[])([^()\[\],]+),([^()\[\],]+)([)\]])")
 _POWER_OF_TEN = re.compile(r"(-?[\d.]+) ?\\times ?10\^\{? ?(-?\d+)\}?|(-?[\d.]+)e(-?\d+)")
+# Inside a formula the e is a number.
+_E_NOTATION = re.compile(r"\de[-+]?\d")
 _POLYNOMIAL = re.compile(r"[\da-z^{} +-]*[a-z][\da-z^{} +-]*")
 _LETTER = re.compile(r"\\(?:text|textbf|mathrm)\{\(?([A-E])\)?\}")
 _LIST = re.compile(r"-?\d+(?:, ?-?\d+)+")
@@ -149,6 +151,8 @@ def _wide_brackets(gold: str) -> str | None:
 
 def _is_expression(gold: str) -> bool:
     """Whether arithmetic can go on with it: no list, relation, words, unit or interval."""
+    if _E_NOTATION.search(gold):
+        return False
     return not re.search(
         r"[,=<>;:%]|\\(?:text|mathrm|le|ge|in|cup|pm|begin|circ|infty|%|\$)|_\d|_\{|[()\[\]]$|\.\d", gold
     )
@@ -167,7 +171,7 @@ def _doubled(gold: str) -> str | None:
 
 
 def _terms_reversed(gold: str) -> str | None:
-    if not _POLYNOMIAL.fullmatch(gold) or re.search(r"\{[^{}]*[+-]", gold) or "^-" in gold:
+    if not _POLYNOMIAL.fullmatch(gold) or _E_NOTATION.search(gold) or re.search(r"\{[^{}]*[+-]", gold) or "^-" in gold:
         return None
     terms = re.findall(r"[+-]?[^+-]+", gold.replace(" ", ""))
     if len(terms) < 2:
