@@ -339,6 +339,9 @@ class EvaluationConfig:
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
+    # The command has lighteval judge as well; null: its Python in .venv-eval (`make eval-env`).
+    lighteval: bool = False
+    lighteval_python: str | None = None
 
 
 @dataclass

@@ -57,6 +57,8 @@ def take_request(words: Sequence[str]) -> tuple[Request, list[str]]:
         key, equals, value = word.partition("=")
         if equals and key in OWN:
             given[key] = () if value == "null" else _listed(value)
+        elif equals and key == "lighteval":
+            rest.append(f"evaluation.{word}")
         else:
             rest.append(word)
     out = given.get("out", ())

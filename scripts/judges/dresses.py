@@ -154,7 +154,7 @@ def _is_expression(gold: str) -> bool:
     if _E_NOTATION.search(gold):
         return False
     return not re.search(
-        r"[,=<>;:%]|\\(?:text|mathrm|le|ge|in|cup|pm|begin|circ|infty|%|\$)|_\d|_\{|[()\[\]]$|\.\d", gold
+        r"[,=<>;:%]|\\(?:text|mbox|mathrm|le|ge|in|cup|pm|begin|circ|infty|%|\$)|_\d|_\{|[()\[\]]$|\.\d", gold
     )
 
 
