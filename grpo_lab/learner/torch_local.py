@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from grpo_lab.config import ConfigError, LearnerConfig
 from grpo_lab.learner import NonFiniteError, Scores, StepResult
@@ -131,11 +132,14 @@ class TorchLearner:
         scores = empty_scores(minibatch)
         self.optimizer.zero_grad(set_to_none=True)
         metrics = merge([self._micro_batch(given, batch, scores) for batch in batches])
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), self.settings.grad_clip)
+        parameters = list(self.policy.model.parameters())
+        norm = get_total_norm([each.grad for each in parameters if each.grad is not None])
         if not torch.isfinite(norm):
             sample = self._find_bad_gradient(given, rows)
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(f"the gradient of update {update} is not finite", sample=sample)
+        if norm > self.settings.grad_clip:
+            clip_grads_with_norm_(parameters, self.settings.grad_clip, norm)
         rate = learning_rate(update, self.settings, self.updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -24,7 +24,7 @@ PHASES = ("collect", "sync", "learn", "other")
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of each update by phase, the first left out, and the most resident bytes."""
+    """Seconds of each update by phase, the first ones left out, and the most resident bytes."""
 
     updates: tuple[dict[str, float], ...]
     peak: int
@@ -86,14 +86,14 @@ class Bench:
             "tracking.rollouts_every=null",
         ]
 
-    def train(self, shape: Shape, *, updates: int) -> Run:
-        """A run of `updates` updates after a first one, kept with the others of its shape."""
+    def train(self, shape: Shape, *, updates: int, warm: int = 1) -> Run:
+        """A run of `updates` updates after `warm` that do not count, kept with the others of its shape."""
         folder = self.folder / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        settings = [*self.overrides(shape), f"schedule.updates={updates + 1}", f"run_dir={folder}"]
+        settings = [*self.overrides(shape), f"schedule.updates={warm + updates}", f"run_dir={folder}"]
         command = Command(python("-m", "grpo_lab.train", *settings), log=self.folder / "train.log", changes={})
         peak = command.finish()
-        run = Run(read_updates(folder / "metrics.jsonl", shape)[1:], peak)
+        run = Run(read_updates(folder / "metrics.jsonl", shape)[warm:], peak)
         self.runs.setdefault(shape.name, []).append(run)
         return run
 
