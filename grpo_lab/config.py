@@ -342,6 +342,14 @@ class EvaluationConfig:
     # The command has lighteval judge as well; null: its Python in .venv-eval (`make eval-env`).
     lighteval: bool = False
     lighteval_python: str | None = None
+    # Each checkpoint is evaluated by the command when it is saved: inline (training waits), background (beside it), or
+    # slurm (a job each).
+    checkpoints: bool = False
+    hand_off: str = "inline"
+    # Where: cpu, or one GPU such as cuda:7; null: as training.
+    device: str | None = None
+    # Words for sbatch.
+    sbatch: list[str] = field(default_factory=list)
 
 
 @dataclass

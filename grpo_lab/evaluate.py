@@ -77,6 +77,7 @@ def _evaluate_one(
         root=root,
         limit_all=any(override.startswith("evaluation.problems=") for override in overrides),
         base=base,
+        row=Path(request.row) if request.row is not None else None,
     )
     try:
         return {str(run_dir or root): evaluate_models(job, _say)}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from grpo_lab.atomic import write_atomically
+from grpo_lab.evaluation.agreement import SUMMARY as OPINIONS
 from grpo_lab.evaluation.answers import Identity
 from grpo_lab.evaluation.estimators import (
     bootstrap_means,
@@ -63,6 +64,22 @@ def earlier_results(root: Path, settings: Mapping[str, Mapping[str, Any]]) -> li
     return list(found.values())
 
 
+def earlier_opinions(root: Path, results: Iterable[Result]) -> list[dict[str, Any]]:
+    """lighteval's rows about the models and benchmarks of `results`, from the files beside their scores."""
+    found = []
+    known = {(each["target"], each["benchmark"], each["identity"]["short"]) for each in results}
+    for path in sorted(root.glob(f"*/*/{OPINIONS}")):
+        scores = path.with_name(SCORES)
+        if not scores.is_file():
+            continue
+        of = json.loads(scores.read_bytes())
+        if (of["target"], of["benchmark"], of["identity"]["short"]) in known:
+            document = json.loads(path.read_bytes())
+            about = {name: value for name, value in document.items() if name != "tasks"}
+            found += [{**about, **task} for task in document["tasks"]]
+    return found
+
+
 def seconds_in(path: Path) -> dict[str, float] | None:
     """The seconds that a scores.json tells; None where there is none."""
     if not path.is_file():
@@ -92,6 +109,23 @@ def summarise_runs(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         mean, deviation = over_seeds([each[target, name] for each in by_run])
         table.setdefault(target, {})[name] = {"mean": mean, "sd": deviation}
     return {"runs": list(summaries), "over_runs": table}
+
+
+def flat_row(row: Mapping[str, Any], opinions: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """A summary's row as the metrics of a run take it, one flat name each: all that `headline` has, what became of the
+    responses (`math500/response/truncated`), and lighteval's scores (`math500/lighteval/math_500/avg@32`).
+
+    `opinions`: the rows of lighteval.json about the same model.
+    """
+    flat = {
+        f"{benchmark}/{name}": value
+        for benchmark, each in row["benchmarks"].items()
+        for name, value in each["scores"].items()
+    }
+    for each in opinions:
+        scores = {name: value for name, value in each["scores"].items() if not name.endswith("_stderr")}
+        flat |= {f"{each['benchmark']}/lighteval/{each['task']}/{name}": value for name, value in scores.items()}
+    return flat | headline(row)
 
 
 def headline(row: Mapping[str, Any]) -> dict[str, float]:

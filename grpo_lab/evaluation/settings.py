@@ -13,7 +13,7 @@ from grpo_lab.runs import CONFIG_FILE
 from grpo_lab.validation import validate
 
 # Words of the command that are not keys of a run. Some are lists: run=a,b or run=[a,b].
-OWN = ("run", "checkpoint", "out")
+OWN = ("run", "checkpoint", "out", "row")
 # What a hardware preset sets, besides what only learning reads.
 PRESET = (
     "hardware",
@@ -38,11 +38,13 @@ MAY_SET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command was asked for, besides keys. `checkpoints` empty: every saved one."""
+    """What the command was asked for, besides keys. `checkpoints` empty: every saved one. `row`: a file for the scores
+    of the one checkpoint, as training reads them."""
 
     runs: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     out: str | None = None
+    row: str | None = None
 
 
 def take_request(words: Sequence[str]) -> tuple[Request, list[str]]:
@@ -61,10 +63,15 @@ def take_request(words: Sequence[str]) -> tuple[Request, list[str]]:
             rest.append(f"evaluation.{word}")
         else:
             rest.append(word)
-    out = given.get("out", ())
-    if len(out) > 1:
-        raise ConfigError(f"out={','.join(out)} must be one folder")
-    request = Request(runs=given.get("run", ()), checkpoints=given.get("checkpoint", ()), out=out[0] if out else None)
+    for key, what in (("out", "folder"), ("row", "file")):
+        if len(given.get(key, ())) > 1:
+            raise ConfigError(f"{key}={','.join(given[key])} must be one {what}")
+    request = Request(
+        runs=given.get("run", ()),
+        checkpoints=given.get("checkpoint", ()),
+        out=next(iter(given.get("out", ())), None),
+        row=next(iter(given.get("row", ())), None),
+    )
     if len(set(request.runs)) < len(request.runs):
         raise ConfigError(f"run={','.join(request.runs)} names a folder twice")
     return request, rest
@@ -76,6 +83,8 @@ def check_request(request: Request, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: a line about the first fault.
     """
+    if request.row is not None and not (len(request.runs) == len(request.checkpoints) == 1):
+        raise ConfigError(f"row={request.row} takes the scores of one model: name one run= and one checkpoint=")
     if not request.runs:
         if not request.checkpoints:
             raise ConfigError("nothing to evaluate: name run=<run folder>, or checkpoint=<folder, hub id or base>")
@@ -121,6 +130,7 @@ def single_process(config: TrainConfig) -> TrainConfig:
         config.learner, engine="torch_local", zero_stage=0, offload_optimizer=False, offload_parameters=False
     )
     config.schedule = replace(config.schedule, overlap=False)
+    config.evaluation = replace(config.evaluation, checkpoints=False)
     vllm = config.rollout.vllm
     if vllm.mode == "in_process" and vllm.tensor_parallel > 1:
         # In process its parts would be ranks of the run; a worker starts them itself.

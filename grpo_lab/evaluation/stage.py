@@ -50,6 +50,8 @@ class Job:
     root: Path
     base: Callable[[], str]
     limit_all: bool = False
+    # Where the scores of the one model go for a training that waits for them.
+    row: Path | None = None
 
 
 def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
@@ -71,8 +73,10 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
         targets = run_targets(job.run_dir, job.wanted, job.base, lambda line: say(f"warning: {line}"))
         place = job.root
     results: list[report.Result] = []
+    # Evaluations that were handed over may run side by side.
+    room = job.root if job.row is None else job.row.parent
     with Evaluator(
-        config=job.config, root=job.root, limit_all=job.limit_all, say=say, lighteval=lighteval
+        config=job.config, root=job.root, room=room, limit_all=job.limit_all, say=say, lighteval=lighteval
     ) as evaluator:
         for target in targets:
             results += evaluator.evaluate(target)
@@ -84,21 +88,37 @@ def evaluate_models(job: Job, say: Say) -> dict[str, Any]:
     report.write_json(place / report.SUMMARY, summary)
     say(f"summary: {place / report.SUMMARY}")
     if lighteval is not None:
-        report.write_json(place / OPINIONS, evaluator.opinions)
+        report.write_json(place / OPINIONS, _all_opinions(job, evaluator.opinions, results))
         say(f"both judges, by model: {place / OPINIONS}")
+    if job.row is not None:
+        (row,) = (row for row in summary["rows"] if row["target"] == targets[0].name)
+        model, scores = results[0]["identity"]["model"], report.flat_row(row, evaluator.opinions)
+        report.write_json(job.row, {"update": row["update"], "model": model, "scores": scores})
     return summary
+
+
+def _all_opinions(job: Job, new: Sequence[dict[str, Any]], results: Sequence[report.Result]) -> list[dict[str, Any]]:
+    """lighteval's rows about all models of a run, by update: of this command, then of earlier ones."""
+    if job.run_dir is None:
+        return list(new)
+    judged = {(row["target"], row["benchmark"]) for row in new}
+    earlier = report.earlier_opinions(job.root, results)
+    rows = [*new, *(row for row in earlier if (row["target"], row["benchmark"]) not in judged)]
+    return sorted(rows, key=lambda row: (row["update"] is None, row["update"] or 0))
 
 
 @dataclass(kw_only=True)
 class Evaluator:
     """The engine, the benchmarks and the verifiers, kept from one model of a run to the next. A context manager.
 
-    `settings`: of each benchmark, what the answers of the run's models depend on besides the model. `lighteval`: the
-    Python of the second judge, if there is to be one; `opinions`: a row for each model and task of its.
+    `room`: a folder for the engine's log and what it needs while it runs. `settings`: of each benchmark, what the
+    answers of the run's models depend on besides the model. `lighteval`: the Python of the second judge, if there is to
+    be one; `opinions`: a row for each model and task of its.
     """
 
     config: TrainConfig
     root: Path
+    room: Path
     limit_all: bool
     say: Say
     lighteval: Path | None = None
@@ -199,8 +219,8 @@ class Evaluator:
     def _engine_with(self, target: Target) -> RolloutEngine:
         """The engine, holding the model's weights."""
         if self._engine is None:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._engine = build_rollout_engine(self._engine_config(), str(target.folder), self.root, World())
+            self.room.mkdir(parents=True, exist_ok=True)
+            self._engine = build_rollout_engine(self._engine_config(), str(target.folder), self.room, World())
         if self._held != target:
             digest = hand_over(self._engine, weights_of(target.folder, self._engine.dtype), version=target.update or 0)
             self.say(f"{target.name}: weights {digest or 'not read back'} in the engine")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -158,14 +160,35 @@ def digest_of(folder: Path) -> str:
     Raises:
         ConfigError: it holds no weights.
     """
-    files = {path.relative_to(folder): path for pattern in DECISIVE for path in folder.glob(pattern) if path.is_file()}
-    if not any(path.suffix in (".safetensors", ".bin") for path in files):
+    files = {path.name: path for pattern in DECISIVE for path in folder.glob(pattern) if path.is_file()}
+    if not any(name.endswith((".safetensors", ".bin")) for name in files):
         raise ConfigError(f"{folder} holds no weights (*.safetensors or *.bin)")
-    hasher = hashlib.sha256()
-    for name in sorted(files):
-        with files[name].open("rb") as stream:
-            hasher.update(f"{name}|{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return hasher.hexdigest()[:32]
+    hashes: dict[str, str] = {}
+    for name, path in files.items():
+        with path.open("rb") as stream:
+            hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return _digest(hashes)
+
+
+def digest_as_saved(folder: Path) -> str | None:
+    """`digest_of` the model in a checkpoint's folder, from the hashes that its manifest lists; None where the manifest
+    cannot be read."""
+    try:
+        listed = json.loads((folder / checkpoint.MANIFEST).read_bytes())["files"]
+        inside = {Path(name): entry["sha256"] for name, entry in listed.items()}
+        hashes = {
+            path.name: found
+            for path, found in inside.items()
+            if path.parent == Path(MODEL) and any(fnmatchcase(path.name, pattern) for pattern in DECISIVE)
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return _digest(hashes)
+
+
+def _digest(hashes: Mapping[str, str]) -> str:
+    """Of files, by name."""
+    return hashlib.sha256("".join(f"{name}|{hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()[:32]
 
 
 def weights_of(folder: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

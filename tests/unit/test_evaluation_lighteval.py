@@ -30,6 +30,7 @@ from grpo_lab.evaluation.lighteval import (
     without_dollars,
 )
 from grpo_lab.evaluation.lighteval_process import LOG, PYTHON_VARIABLE, SCRATCH, Room, find_python, room_environment
+from grpo_lab.evaluation.report import earlier_opinions, flat_row
 from grpo_lab.evaluation.settings import take_request
 from grpo_lab.prompts.split import problem_id
 from grpo_lab.rewards import Verifier
@@ -121,6 +122,30 @@ def test_the_report_states_version_n_prompt_and_both_scores(tmp_path: Path) -> N
     (task,) = written["tasks"]
     assert task["scores"] == {"pass@1": 0.5, "pass@1_stderr": 0.25}
     assert (task["ours/mean@2"], task["lighteval/mean@2"], task["only_lighteval"]) == (0.5, 1.0, 1)
+
+
+def test_opinions_of_earlier_commands_stay_and_join_the_scores(tmp_path: Path) -> None:
+    """Each checkpoint is judged by a command of its own; only those with the same answers' settings belong together."""
+    agreement = compare("math500", second(a=[1.0, 1.0]), {"a": answered(["correct", "unparsed"])})
+    results = []
+    for update, short in ((2, "same"), (4, "same"), (6, "other")):
+        folder = tmp_path / f"update_{update:06d}/math500"
+        folder.mkdir(parents=True)
+        result = {"target": folder.parent.name, "benchmark": "math500", "identity": {"short": short}}
+        write_report(folder, [agreement], {"target": folder.parent.name, "update": update})
+        (folder / "scores.json").write_text(json.dumps(result))
+        results.append(result)
+    results[2]["identity"] = {"short": "same"}
+    rows = earlier_opinions(tmp_path, results)
+    assert [(row["update"], row["task"]) for row in rows] == [(2, "math_500"), (4, "math_500")]
+    scores = {"mean@2": 0.5, "response/truncated": 0.0}
+    row = {"benchmarks": {"math500": {"scores": scores}}, "average": {}, "split": {"easy": {"scores": {"mean@2": 1.0}}}}
+    assert flat_row(row, rows[:1]) == {
+        "math500/mean@2": 0.5,
+        "math500/response/truncated": 0.0,
+        "math500/lighteval/math_500/pass@1": 0.5,
+        "split/easy/mean@2": 1.0,
+    }
 
 
 # --- what is posed ----------------------------------------------------------------------------------------------

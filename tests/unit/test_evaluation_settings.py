@@ -55,6 +55,17 @@ def test_what_a_run_lets_go_of() -> None:
     check_request(Request(checkpoints=("m",)), ["seed=3", "dataset=gsm8k"])
 
 
+def test_a_row_is_of_one_model() -> None:
+    request, _ = take_request(["run=a", "checkpoint=160", "row=x.json"])
+    assert request.row == "x.json"
+    check_request(request, [])
+    with pytest.raises(ConfigError, match=r"row=x,y must be one file"):
+        take_request(["row=x,y"])
+    for words in (["run=a"], ["run=a", "checkpoint=1,2"], ["run=a,b", "checkpoint=1"], ["checkpoint=1"]):
+        with pytest.raises(ConfigError, match=r"row=x takes the scores of one model: name one run= and one"):
+            check_request(take_request([*words, "row=x"])[0], [])
+
+
 # --- the configuration ---
 
 
@@ -88,6 +99,14 @@ def test_every_preset_can_be_evaluated_on_one_process(hardware: str) -> None:
     config = single_process(run_config(f"hardware={hardware}"))
     assert (config.hardware.ranks, config.hardware.nodes) == (1, 1)
     assert not (config.rollout.vllm.mode == "in_process" and config.rollout.vllm.tensor_parallel > 1)
+
+
+def test_an_evaluation_hands_nothing_over() -> None:
+    """What the hand-off needs, its run has; the process that evaluates may be elsewhere, on the GPU that is named."""
+    settings = ("hardware=8gpu_server", "hardware.ranks=6", "evaluation.checkpoints=true", "checkpoint.every=1")
+    run = run_config(*settings, "evaluation.hand_off=background", "evaluation.device=cuda:7")
+    run.hardware.device = "cuda:7"
+    assert not single_process(run).evaluation.checkpoints
 
 
 def test_the_rules_of_evaluation_hold_where_the_run_did_not_evaluate() -> None:
