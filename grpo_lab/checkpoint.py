@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,15 @@ def _finish(final: Path, temporary: Path, update: int, state: Mapping[str, Any])
     _fsync(final.parent)
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in _folders(run_dir)[keep:]:
-        shutil.rmtree(_set_aside(folder))
+def prune(run_dir: Path, keep: int, *, at: int, spare: Collection[int] = ()) -> None:
+    """Of the checkpoints up to update `at`, which is whole, remove all but the newest `keep` and those in `spare`.
+
+    Later ones are damaged, as the run went on before them: they will be replaced, and count for nothing.
+    """
+    updates = [update for update in reversed(saved(run_dir)) if update <= at]
+    for update in updates[keep:]:
+        if update not in spare:
+            shutil.rmtree(_set_aside(folder_of(run_dir, update)))
 
 
 def tidy(run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from grpo_lab.config import (
 )
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation_engines import engine_problems, engine_warnings
+from grpo_lab.validation_hand_off import hand_off_problems, hand_off_warnings
 
 CHOICES = {
     "objective.zero_variance": ("filter", "mask", "keep"),
@@ -32,6 +33,7 @@ CHOICES = {
     "learner.lr_schedule": ("constant", "linear"),
     "dataset.verifier": ("math", "exact"),
     "dataset.on_error": ("stop", "skip"),
+    "evaluation.hand_off": ("inline", "background", "slurm"),
     "tracking.wandb": ("auto", "online", "offline", "disabled"),
     "tracking.view": ("auto", "live", "plain", "off"),
 }
@@ -81,7 +83,7 @@ def validate(config: TrainConfig) -> list[str]:
         ConfigError: all problems found, one line each.
     """
     problems = [*_value_problems(config), *_batch_problems(config), *_objective_problems(config)]
-    problems += [*engine_problems(config)]
+    problems += [*engine_problems(config), *hand_off_problems(config)]
     if not problems:
         problems = list(_schedule_problems(config))
     if problems:
@@ -135,7 +137,7 @@ def _batch_problems(config: TrainConfig) -> Iterator[str]:
         )
     if rollout.max_rows < config.group_size:
         yield f"rollout.max_rows={rollout.max_rows} must hold one group of group_size={config.group_size}"
-    if config.evaluation.every is not None:
+    if config.evaluation.every is not None or config.evaluation.checkpoints:
         yield from _evaluation_problems(config)
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     if config.learner.micro_batch_tokens < longest:
@@ -259,6 +261,7 @@ def _warnings(config: TrainConfig) -> Iterator[str]:
                 "reference changes inside collections"
             )
     yield from engine_warnings(config)
+    yield from hand_off_warnings(config)
     if objective.zero_variance != "mask" and objective.mask_divisor != "all":
         yield f"objective.mask_divisor={objective.mask_divisor} has no effect unless objective.zero_variance=mask"
     if config.evaluation.every is not None and schedule.updates and config.evaluation.every > schedule.updates:
