@@ -225,6 +225,10 @@ def test_a_resume_logs_nothing_twice_and_takes_no_other_weights_scores(make: Cal
     run = make()
     run.save(2)
     run.save(4)
+    run.open(4)
+    run.hand_off.resume(4)
+    assert run.saved == [4]
+    assert run.rows == [(2, 0.2), (4, 0.4)]
     # Killed, and resumed from 2: what was logged of 4 is cut.
     run.open(2)
     assert run.rows == [(2, 0.2)]
