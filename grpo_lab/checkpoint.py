@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,15 @@ def _finish(final: Path, temporary: Path, update: int, state: Mapping[str, Any])
     _fsync(final.parent)
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in _folders(run_dir)[keep:]:
-        shutil.rmtree(_set_aside(folder))
+def prune(run_dir: Path, keep: int, *, at: int, spare: Collection[int] = ()) -> None:
+    """Of the checkpoints up to update `at`, which is whole, remove all but the newest `keep` and those in `spare`.
+
+    Later ones are damaged, as the run went on before them: they will be replaced, and count for nothing.
+    """
+    updates = [update for update in reversed(saved(run_dir)) if update <= at]
+    for update in updates[keep:]:
+        if update not in spare:
+            shutil.rmtree(_set_aside(folder_of(run_dir, update)))
 
 
 def tidy(run_dir: Path) -> None:
@@ -105,13 +110,20 @@ def newest(run_dir: Path) -> tuple[Path | None, list[str]]:
     return None, warnings
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+def saved(run_dir: Path) -> dict[int, Path]:
+    """Finished checkpoints, whole or damaged, by update, oldest first."""
+    return {int(folder.name.removeprefix(_PREFIX)): folder for folder in reversed(_folders(run_dir))}
+
+
+def damage(folder: Path, part: str = "") -> str | None:
+    """What is wrong with a checkpoint, or with those of its files whose path begins with `part`; None if nothing is."""
     try:
         listed = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} is missing or unreadable"
     for name, entry in listed.items():
+        if not name.startswith(part):
+            continue
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"

@@ -7,10 +7,11 @@ left over are spent. A response belongs to exactly one minibatch.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +41,21 @@ class Collection:
     accounting: dict[str, float]
     totals: dict[str, float]
     epoch_completed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The responses to one prompt and what the verifier says of each."""
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    judgements: tuple[Judgement, ...]
+
+
+class Generate(Protocol):
+    """An engine's `generate` with its other settings fixed."""
+
+    def __call__(self, prompts: Sequence[Prompt], /, *, seeds: Sequence[int]) -> list[list[Rollout]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,27 +208,43 @@ def judged_groups(
     """`group_size` responses to each prompt with their rewards, judged while further ones are sampled. `first` numbers
     the first group."""
     size = len(prompts) if engine.rows_at_once is None else max(engine.rows_at_once // group_size, 1)
-    answers: list[list[Rollout]] = []
-    pending: list[Pending] = []
-    for start in range(0, len(prompts), size):
-        part = slice(start, start + size)
-        new = engine.generate(prompts[part], group_size=group_size, sampling=sampling, seeds=seeds[part])
-        pairs = [(prompt.problem, each.text) for prompt, row in zip(prompts[part], new, strict=True) for each in row]
-        pending.append(verifier.submit(pairs))
-        answers += new
-    judgements = iter([judgement for part in pending for judgement in part.result()])
+    parts = [slice(start, start + size) for start in range(0, len(prompts), size)]
+    generate = partial(engine.generate, group_size=group_size, sampling=sampling)
+    judged = judged_parts(generate, verifier, [(prompts[part], seeds[part]) for part in parts])
+    answers = [answer for part in judged for answer in part]
+    return [_group(answer, sequence) for sequence, answer in enumerate(answers, start=first)]
+
+
+def judged_parts(
+    generate: Generate, verifier: Verifier, parts: Iterable[tuple[Sequence[Prompt], Sequence[int]]]
+) -> Iterator[list[Answer]]:
+    """The answers to each part of the prompts (with their seeds), in order, once it and those before it are judged. No
+    sampling waits for a verdict."""
+    waiting: deque[tuple[Sequence[Prompt], list[list[Rollout]], Pending]] = deque()
+    for prompts, seeds in parts:
+        rollouts = generate(prompts, seeds=seeds)
+        pairs = [(prompt.problem, each.text) for prompt, row in zip(prompts, rollouts, strict=True) for each in row]
+        waiting.append((prompts, rollouts, verifier.submit(pairs)))
+        while waiting and waiting[0][2].is_ready:
+            yield _answers(*waiting.popleft())
+    while waiting:
+        yield _answers(*waiting.popleft())
+
+
+def _answers(prompts: Sequence[Prompt], rollouts: Sequence[list[Rollout]], pending: Pending) -> list[Answer]:
+    judgements = iter(pending.result())
     return [
-        _group(prompt, rollouts, [next(judgements) for _ in rollouts], sequence)
-        for sequence, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True), start=first)
+        Answer(prompt=prompt, rollouts=tuple(row), judgements=tuple(next(judgements) for _ in row))
+        for prompt, row in zip(prompts, rollouts, strict=True)
     ]
 
 
-def _group(prompt: Prompt, rollouts: Sequence[Rollout], judgements: Sequence[Judgement], sequence: int) -> Group:
+def _group(answer: Answer, sequence: int) -> Group:
     return Group(
-        prompt=prompt,
-        rollouts=tuple(rollouts),
-        rewards=tuple(reward(judgement) for judgement in judgements),
-        verdicts=tuple(judgement.verdict for judgement in judgements),
+        prompt=answer.prompt,
+        rollouts=answer.rollouts,
+        rewards=tuple(reward(judgement) for judgement in answer.judgements),
+        verdicts=tuple(judgement.verdict for judgement in answer.judgements),
         sequence=sequence,
     )
 

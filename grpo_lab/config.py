@@ -150,8 +150,9 @@ class TableConfig(DatasetConfig):
     test_split: str | None = None
     test_path: str | None = None
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    # A published row count; a different one is a warning.
+    # Published row counts, of the main source and of the test source; different ones are warnings.
     expected_rows: int | None = None
+    expected_test_rows: int | None = None
 
 
 @dataclass
@@ -317,11 +318,20 @@ class LearnerConfig:
     logit_chunk: int = MISSING
 
 
+# Data sets that `evaluation.benchmarks` may name: files of conf/dataset, which hold all else about them.
+BENCHMARKS = ("gsm8k", "math500", "aime24", "aime25", "olympiadbench", "minerva", "arithmetic")
+
+
 @dataclass
 class EvaluationConfig:
-    """Held-out evaluation inside the loop. What is null is as in training."""
+    """Evaluation inside the loop, of the run's own held-out problems, and by the command. What is null is as in
+    training."""
 
     every: int | None = MISSING
+    # What the command evaluates; empty: the run's own held-out problems.
+    benchmarks: list[str] = field(default_factory=list)
+    # Local copies by benchmark; null: the hub.
+    paths: dict[str, str | None] = field(default_factory=dict)
     problems: int | None = MISSING
     n: int = MISSING
     k: list[int] = MISSING
@@ -329,6 +339,17 @@ class EvaluationConfig:
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
+    # The command has lighteval judge as well; null: its Python in .venv-eval (`make eval-env`).
+    lighteval: bool = False
+    lighteval_python: str | None = None
+    # Each checkpoint is evaluated by the command when it is saved: inline (training waits), background (beside it), or
+    # slurm (a job each).
+    checkpoints: bool = False
+    hand_off: str = "inline"
+    # Where: cpu, or one GPU such as cuda:7; null: as training.
+    device: str | None = None
+    # Words for sbatch.
+    sbatch: list[str] = field(default_factory=list)
 
 
 @dataclass

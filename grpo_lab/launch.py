@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,12 +18,22 @@ from grpo_lab.config import ConfigError, HardwareConfig
 
 # What the user typed, for processes that a run starts of itself.
 TYPED_VARIABLE = "GRPO_LAB_COMMAND"
+# What a launcher tells its ranks. A program of its own that reads it takes itself for one of them.
+LAUNCHER_VARIABLES = re.compile(
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_\w+|MASTER_\w+"
+    r"|TORCHELASTIC_\w+|SLURM_\w+|PMI_\w+|PMIX_\w+|OMPI_\w+|CROSS_RANK|CROSS_SIZE"
+)
 
 
 def typed_command() -> list[str]:
     """The command line that the user typed to start this run."""
     typed = os.environ.get(TYPED_VARIABLE)
     return shlex.split(typed) if typed else [sys.executable, *sys.argv]
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a program that is no rank of this run."""
+    return {name: value for name, value in environment.items() if not LAUNCHER_VARIABLES.fullmatch(name)}
 
 
 class RankKilled(RuntimeError):

@@ -13,10 +13,12 @@ import torch
 
 from grpo_lab import checkpoint, diagnostics, metrics
 from grpo_lab.ahead import Ahead
+from grpo_lab.atomic import write_atomically
 from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World
-from grpo_lab.evaluation import evaluate, evaluation_sampling, per_problem, scores
+from grpo_lab.evaluation.scoring import evaluate, evaluation_sampling, per_problem, scores
+from grpo_lab.hand_off import HandOff
 from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
 from grpo_lab.metrics import Metric
 from grpo_lab.minibatches import Minibatch, make_minibatch
@@ -26,7 +28,6 @@ from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
-from grpo_lab.tracking.atomic import write_atomically
 from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import clone
@@ -67,12 +68,15 @@ class Loop:
     # Work that samples, done by the leading rank: by itself, or with the others' help.
     lead_sampling: Callable[[Callable[[], Any]], Any]
     leading: Leading | None
+    # What becomes of saved checkpoints, where they are evaluated meanwhile: on the leading rank.
+    hand_off: HandOff | None
     tracker: Tracker | QuietTracker
     state: RunState
 
     def run(self) -> None:
         """Train until the budget is used up."""
         schedule, state, tracker, learner = self.schedule, self.state, self.tracker, self.learner
+        self._lead_hand_off(lambda hand_off: hand_off.resume(state.update))
         if state.update == 0 and schedule.evaluate(0):
             self._evaluate()
         while not (state.finished or schedule.finished(state.update)):
@@ -106,6 +110,7 @@ class Loop:
                 self._evaluate()
             if schedule.save(state.update):
                 self._save()
+        self._lead_hand_off(HandOff.finish)
 
     # --- the steps of the algorithm ---
 
@@ -251,6 +256,8 @@ class Loop:
     def _log(self, leading: Leading, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
         update, every = self.state.update, self.config.tracking.rollouts_every
         self.tracker.log_update(update, row)
+        if self.hand_off is not None:
+            self.hand_off.take()
         if every is not None and update % every == 0:
             groups = minibatch.groups[:SAMPLE_GROUPS]
             self.tracker.log_rollouts(update, groups, result.logprobs[:SAMPLE_GROUPS], leading.decode)
@@ -300,7 +307,22 @@ class Loop:
         self._settle()
         with self.tracker.phase("save"):
             checkpoint.save(self.run_dir, self.state.update, self._state_to_save, self.learner.save, self.world)
-            self.world.lead(lambda: checkpoint.prune(self.run_dir, self.config.checkpoint.keep))
+            self.world.lead(self._prune)
+        self._lead_hand_off(lambda hand_off: hand_off.hand_over(self.state.update))
+
+    def _prune(self) -> None:
+        spare = self.hand_off.needed if self.hand_off is not None else ()
+        checkpoint.prune(self.run_dir, self.config.checkpoint.keep, at=self.state.update, spare=spare)
+
+    def _lead_hand_off(self, act: Callable[[HandOff], None]) -> None:
+        """Done by the leading rank; the others wait, as an inline evaluation takes its time."""
+
+        def lead() -> None:
+            assert self.hand_off is not None, "the leading rank has it"
+            act(self.hand_off)
+
+        if self.config.evaluation.checkpoints:
+            self.world.lead(lead)
 
     def _state_to_save(self) -> dict[str, Any]:
         return {
@@ -323,7 +345,9 @@ class Loop:
             self.restore_behaviour()
 
     def close(self) -> None:
-        """Stop the engine, what samples ahead with it, and the verifier's workers."""
+        """Stop the engine, what samples ahead with it, the verifier's workers, and an evaluation of a checkpoint."""
+        if self.hand_off is not None:
+            self.hand_off.close()
         self.engine.close()
         if self.leading is not None:
             self.leading.ahead.close()

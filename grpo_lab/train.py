@@ -119,7 +119,7 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
         ConfigError: a setting, data set, model or checkpoint that cannot be used.
     """
     warnings = validate(config)
-    _set_threads(config)
+    set_threads(config)
     if config.hardware.device == "cpu":
         keep_freed_memory()
     # Only now the heavy libraries: a wrong setting has failed by here.
@@ -129,7 +129,7 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
 
     if world is None:
         world = distributed.join() if config.learner.engine == "deepspeed" else distributed.World()
-    _set_up_process(config, world)
+    set_up_process(config, world)
     folder, damaged = world.lead(lambda: _find_checkpoint(config, run_dir)) if resuming else (None, [])
     saved = None if folder is None else checkpoint.load_state(folder)
     tracker = _open_tracker(config, run_dir, saved, resuming) if world.is_leader else QuietTracker()
@@ -195,7 +195,7 @@ def _next_command(config: TrainConfig, run_dir: Path, status: str) -> str:
     return "python -m grpo_lab.train -m objective=grpo,agro,ggpo schedule.v=8,32,128"
 
 
-def _set_threads(config: TrainConfig) -> None:
+def set_threads(config: TrainConfig) -> None:
     """What libraries read when they are loaded."""
     if "OMP_WAIT_POLICY" not in os.environ:
         # Turns of spinning, about a tenth of a millisecond, before a waiting thread sleeps: longer than between two
@@ -211,7 +211,7 @@ def _set_threads(config: TrainConfig) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def _set_up_process(config: TrainConfig, world: World) -> None:
+def set_up_process(config: TrainConfig, world: World) -> None:
     """Threads and device as configured, and SIGTERM (a scheduler's notice) as an interruption that ends tidily.
 
     Raises:

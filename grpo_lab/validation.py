@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from grpo_lab.config import (
+    BENCHMARKS,
     AgroConfig,
     ConfigError,
     GgpoConfig,
@@ -15,6 +16,7 @@ from grpo_lab.config import (
 )
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation_engines import engine_problems, engine_warnings
+from grpo_lab.validation_hand_off import hand_off_problems, hand_off_warnings
 
 CHOICES = {
     "objective.zero_variance": ("filter", "mask", "keep"),
@@ -31,6 +33,7 @@ CHOICES = {
     "learner.lr_schedule": ("constant", "linear"),
     "dataset.verifier": ("math", "exact"),
     "dataset.on_error": ("stop", "skip"),
+    "evaluation.hand_off": ("inline", "background", "slurm"),
     "tracking.wandb": ("auto", "online", "offline", "disabled"),
     "tracking.view": ("auto", "live", "plain", "off"),
 }
@@ -80,7 +83,7 @@ def validate(config: TrainConfig) -> list[str]:
         ConfigError: all problems found, one line each.
     """
     problems = [*_value_problems(config), *_batch_problems(config), *_objective_problems(config)]
-    problems += [*engine_problems(config)]
+    problems += [*engine_problems(config), *hand_off_problems(config)]
     if not problems:
         problems = list(_schedule_problems(config))
     if problems:
@@ -134,26 +137,37 @@ def _batch_problems(config: TrainConfig) -> Iterator[str]:
         )
     if rollout.max_rows < config.group_size:
         yield f"rollout.max_rows={rollout.max_rows} must hold one group of group_size={config.group_size}"
-    evaluation = config.evaluation
-    if evaluation.every is not None:
-        if not evaluation.k or min(evaluation.k) < 1 or max(evaluation.k) > evaluation.n:
-            yield f"evaluation.k={list(evaluation.k)} must name values from 1 to evaluation.n={evaluation.n}"
-        if rollout.max_rows < evaluation.n:
-            yield (
-                f"rollout.max_rows={rollout.max_rows} must hold the evaluation.n={evaluation.n} responses of a problem"
-            )
-        if evaluation.temperature is not None and evaluation.temperature < 0:
-            yield f"evaluation.temperature={evaluation.temperature} must be at least 0"
-        if evaluation.top_k is not None and evaluation.top_k < 0:
-            yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
-        if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
-            yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
+    if config.evaluation.every is not None or config.evaluation.checkpoints:
+        yield from _evaluation_problems(config)
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     if config.learner.micro_batch_tokens < longest:
         yield (
             f"learner.micro_batch_tokens={config.learner.micro_batch_tokens} must hold one prompt and one response: "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}"
         )
+
+
+def _evaluation_problems(config: TrainConfig) -> Iterator[str]:
+    evaluation, rollout = config.evaluation, config.rollout
+    if not evaluation.k or min(evaluation.k) < 1 or max(evaluation.k) > evaluation.n:
+        yield f"evaluation.k={list(evaluation.k)} must name values from 1 to evaluation.n={evaluation.n}"
+    if rollout.max_rows < evaluation.n:
+        yield f"rollout.max_rows={rollout.max_rows} must hold the evaluation.n={evaluation.n} responses of a problem"
+    if evaluation.temperature is not None and evaluation.temperature < 0:
+        yield f"evaluation.temperature={evaluation.temperature} must be at least 0"
+    if evaluation.top_k is not None and evaluation.top_k < 0:
+        yield f"evaluation.top_k={evaluation.top_k} must be at least 0 (0 is off)"
+    if evaluation.top_p is not None and not 0 < evaluation.top_p <= 1:
+        yield f"evaluation.top_p={evaluation.top_p} must lie in (0, 1]"
+    known = {*BENCHMARKS, config.dataset.name}
+    for name in evaluation.benchmarks:
+        if name not in known:
+            yield f"evaluation.benchmarks names {name!r}, which is not known: choose {', '.join(sorted(known))}"
+    for name in evaluation.paths:
+        if name not in known:
+            yield f"evaluation.paths.{name} names no benchmark: choose {', '.join(sorted(known))}"
+    if len(set(evaluation.benchmarks)) < len(evaluation.benchmarks):
+        yield f"evaluation.benchmarks={list(evaluation.benchmarks)} names one twice"
 
 
 def _objective_problems(config: TrainConfig) -> Iterator[str]:
@@ -247,6 +261,7 @@ def _warnings(config: TrainConfig) -> Iterator[str]:
                 "reference changes inside collections"
             )
     yield from engine_warnings(config)
+    yield from hand_off_warnings(config)
     if objective.zero_variance != "mask" and objective.mask_divisor != "all":
         yield f"objective.mask_divisor={objective.mask_divisor} has no effect unless objective.zero_variance=mask"
     if config.evaluation.every is not None and schedule.updates and config.evaluation.every > schedule.updates:

@@ -33,6 +33,7 @@ def probe_words(config: TrainConfig, run_dir: Path) -> list[str]:
         "schedule.epochs=null",
         f"collection.prompts_per_batch={prompts_at_a_time(config)}",
         "evaluation.every=null",
+        "evaluation.checkpoints=false",
         "checkpoint.every=null",
         "tracking.wandb=disabled",
         "tracking.view=off",

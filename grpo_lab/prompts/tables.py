@@ -71,6 +71,7 @@ def load_table(config: TableConfig) -> Split:
         leaked = len(problems) - len(train)
         report |= {**test_reading.counts("test_"), "test_duplicates": test_dropped, "train_also_in_test": leaked}
         warnings += test_reading.warnings()
+        warnings += count_warnings(config.expected_test_rows, test_reading.selected, f"{config.name}: test rows")
         if leaked:
             warnings.append(f"{config.name}: {leaked} training problems are also test problems and were left out")
     if not test:

@@ -69,6 +69,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     # Digit grouping that is written as such, before the spaces it is made of go.
     (re.compile(r"(?<=\d)\s*(?:,\s*\\!|\\,|\\!|\{,\}(?=\d{3}(?!\d)))\s*(?=\d)"), ""),
     (re.compile(r"\\!"), ""),
+    # Minerva has answers in Python: np.arcsin(10/13).
+    (re.compile(r"(?<![A-Za-z\\.])(?:np|numpy|math)\.(?=[a-z])"), r"\\"),
     (
         re.compile(
             r"(?<!\\)\\(?:[,;:> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|enspace(?![A-Za-z])|thinspace(?![A-Za-z]))|~"

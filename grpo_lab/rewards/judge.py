@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from grpo_lab.rewards.extract import final_answer, text_after_hash
-from grpo_lab.rewards.written import read_plain, same_written, tolerates
+from grpo_lab.rewards.written import may_be_undefined, read_plain, same_written, tolerates
 from grpo_lab.types import Judgement, Verdict
-
-# Text that may have no value, even where gold and answer are the same text.
-_MAYBE_UNDEFINED = re.compile(r"\\[a-z]?frac|/|nan", re.IGNORECASE)
 
 
 def judge_math(gold: str, completion: str, tolerance: float | None = None) -> Judgement:
@@ -46,7 +41,7 @@ def reward(judgement: Judgement) -> float:
 def quick_verdict(gold: str, answer: str, tolerance: float | None) -> Verdict | None:
     """The verdict where it is plain to see: the same text, or two plain decimals; None where it takes a parser."""
     gold = gold.strip()
-    if gold and gold == answer and not _MAYBE_UNDEFINED.search(gold):
+    if gold and gold == answer and not may_be_undefined(gold):
         return "correct"
     gold_number, answer_number = read_plain(gold), read_plain(answer)
     if gold_number is None or answer_number is None:

@@ -30,6 +30,12 @@ _EXTRACTION = [
 ]
 
 _TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\\(?:\s|$)")
+# Factors side by side, one of them in brackets: 2(3), (2)(3). The library adds them up: it takes any whole number in
+# front of a number for the whole part of a mixed one.
+_FACTORS = re.compile(
+    r"(?:(?<![\w^_.\\])\d+|\)|\\[dt]?binom\{[^{}]*\}\{[^{}]*\})\s*(?=[(\[]|\\[dt]?binom)"
+    r"|(?:\)|\\[dt]?binom\{[^{}]*\}\{[^{}]*\})\s*(?=\d|\\frac)"
+)
 _E_NOTATION = re.compile(r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([-+]?\d{1,4})(?![\w.])")
 _MISREAD_COMMANDS = frozenset([r"\gamma", r"\beta"])
 _SYMBOL = re.compile(
@@ -61,6 +67,7 @@ def parse_value(text: str) -> Any:
     text = _E_NOTATION.sub(r"\1 \\times 10^{\2}", text) if read_written(text) is not None else text
     if not text.strip() or _TWO_NUMBERS.search(text):
         raise Unreadable(text)
+    text = _FACTORS.sub(lambda match: rf"{match[0]} \cdot ", text)
     boxed = rf"\boxed{{{_apart(text)}}}"
     found = parse(boxed, extraction_config=_EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None)
     if not found or not isinstance(found[0], (Basic, sympy.MatrixBase)):

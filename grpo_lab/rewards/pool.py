@@ -203,6 +203,11 @@ class Pending:
         self._futures = futures
         self._result: list[Judgement] | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._result is not None or all(future.done() for future in self._futures.values())
+
     def result(self) -> list[Judgement]:
         """Wait for all of them. Counted the first time; the same list ever after."""
         if self._result is None:

@@ -19,6 +19,7 @@ _NUMBER = re.compile(
     r"(?:[eE](?P<e>[-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<power>[-+]?\d{1,4})\s*\}|(?P<digit>\d)))?"
 )
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_MAYBE_UNDEFINED = re.compile(r"\\[a-z]?frac|/|nan", re.IGNORECASE)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")
 
 
@@ -86,3 +87,8 @@ def read_plain(text: str) -> Written | None:
     if _GROUPED.fullmatch(text):
         return read_written(text.replace(",", ""))
     return read_written(text) if _PLAIN.fullmatch(text) else None
+
+
+def may_be_undefined(text: str) -> bool:
+    """Whether it may have no value, so that the same text in gold and answer proves nothing."""
+    return _MAYBE_UNDEFINED.search(text) is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_lab.config import TrainConfig
-from grpo_lab.tracking.jsonl import RESERVED
+from grpo_lab.tracking.jsonl import without_reserved
 from grpo_lab.tracking.summary import held_out_score
 
 
@@ -65,10 +65,10 @@ class Board:
 def replayed(board: Board, rows: list[dict[str, Any]]) -> Board:
     """The board after the rows of metrics.jsonl, so that a resumed run's histories begin where the run began."""
     for row in rows:
-        metrics = {name: value for name, value in row.items() if name not in RESERVED}
+        metrics = without_reserved(row)
         if row["kind"] == "evaluation":
             board = board.with_evaluation(row["update"], metrics)
-        else:
+        elif row["kind"] == "update":
             board = board.with_update(row["update"], metrics, row["time"].get("tokens_per_second"))
     return board
 

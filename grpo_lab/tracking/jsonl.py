@@ -10,10 +10,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError
-from grpo_lab.tracking.atomic import write_atomically
 
-Kind = Literal["update", "evaluation"]
+Kind = Literal["update", "evaluation", "checkpoint"]
 RESERVED = frozenset({"kind", "update", "time", "non_finite"})
 
 
@@ -76,6 +76,11 @@ def encode_row(kind: Kind, update: int, row: Mapping[str, Any], time: Mapping[st
         line["non_finite"] = non_finite
     line["time"] = dict(time)
     return json.dumps(line, allow_nan=False)
+
+
+def without_reserved(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a row that was read, by name."""
+    return {name: value for name, value in row.items() if name not in RESERVED}
 
 
 def restore_rows(path: Path, resume_from: int) -> tuple[list[dict[str, Any]], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -77,17 +77,21 @@ def plain_line(board: Board, seconds: Mapping[str, float]) -> str:
 
 
 def closing_table(summary: Summary, seconds: Mapping[str, float], status: str) -> RenderableType:
-    """First, best and last evaluation side by side, and what the run cost."""
+    """First, best and last evaluation side by side, the scores over checkpoints, and what the run cost."""
     total = sum(seconds.values())
     shares = ", ".join(f"{name} {seconds[name] / total:.0%}" for name in PHASES if total and seconds[name])
     cost = (
         f"{status}: {summary.updates:,} updates, {summary.responses:,} responses, {summary.tokens:,} tokens, "
         f"{duration(total)} ({shares})"
     )
+    return Stack(*_held_out(summary), *_over_checkpoints(summary), Text(cost))
+
+
+def _held_out(summary: Summary) -> Iterator[Table]:
     evaluations = {"first": summary.first, "best": summary.best, "last": summary.last}
     held = {name: scores for name, scores in evaluations.items() if scores is not None}
     if not held:
-        return Text(cost)
+        return
     table = Table()
     table.add_column("held-out")
     for name, scores in held.items():
@@ -95,7 +99,20 @@ def closing_table(summary: Summary, seconds: Mapping[str, float], status: str) -
     for metric in dict.fromkeys(key for scores in held.values() for key in scores if key != "update"):
         values = [scores.get(metric) for scores in held.values()]
         table.add_row(metric, *(number(value, "," if isinstance(value, int) else ".4f") for value in values))
-    return Stack(table, Text(cost))
+    yield table
+
+
+def _over_checkpoints(summary: Summary) -> Iterator[Table]:
+    if not (spreads := summary.over_checkpoints()):
+        return
+    columns = ("min", "max", "median", "mean")
+    table = Table()
+    table.add_column(f"over {len(summary.checkpoints)} checkpoints")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, spread in spreads.items():
+        table.add_row(name, *(number(getattr(spread, column), ".4f") for column in columns))
+    yield table
 
 
 def number(value: Any, form: str) -> str:

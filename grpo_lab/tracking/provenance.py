@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import grpo_lab
+from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.launch import typed_command
-from grpo_lab.tracking.atomic import write_atomically
 
 # vLLM's CPU build is another distribution of the same import name.
 DISTRIBUTIONS = (

@@ -2,8 +2,8 @@
 
 Files in the run folder are the truth; the terminal and W&B are views of them.
 
-    metrics.jsonl           every training row and evaluation
-    summary.json            first, best and last evaluation, counts, where the time went
+    metrics.jsonl           every training row, evaluation and evaluated checkpoint
+    summary.json            first, best and last evaluation, scores over checkpoints, counts, where the time went
     provenance.json         versions, commit, machine, one entry a session
     run.log                 messages and warnings
     rollouts/update_*.txt   samples to read
@@ -12,7 +12,7 @@ Files in the run folder are the truth; the terminal and W&B are views of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from rich.console import Console
 from grpo_lab.config import ConfigError, TrainConfig, config_hash
 from grpo_lab.tracking.board import Board, replayed, run_title
 from grpo_lab.tracking.clock import PhaseClock
-from grpo_lab.tracking.jsonl import AppendFile, encode_row, plain_numbers, restore_rows
+from grpo_lab.tracking.jsonl import AppendFile, encode_row, plain_numbers, restore_rows, without_reserved
 from grpo_lab.tracking.panel import closing_table
 from grpo_lab.tracking.provenance import record_session
 from grpo_lab.tracking.quiet import QuietTracker
@@ -83,7 +83,11 @@ class Tracker:
         view = build_view(config.tracking.view, Console(), clock, board)
         # A run is the same run wherever its folder is, and whether or not it was resumed.
         settings = config_hash(replace(config, run_dir=None, resume=None))
-        tracker = cls(run_dir, clock, board, view, Summary(settings), config)
+        summary = Summary(settings)
+        for row in rows:
+            if row["kind"] == "checkpoint":
+                summary.evaluated_checkpoint(row["update"], without_reserved(row))
+        tracker = cls(run_dir, clock, board, view, summary, config)
         view.start()
         if resume_from is None:
             tracker._mirror.start(None)
@@ -136,6 +140,28 @@ class Tracker:
         self._board = self._board.with_evaluation(update, plain_numbers(row)[0])
         self._view.show(self._board, evaluated=True)
         self._mirror.log(update, {f"evaluation/{name}": value for name, value in row.items()})
+
+    @property
+    def checkpoints(self) -> Collection[int]:
+        """Updates of the checkpoints whose scores are in metrics.jsonl."""
+        return self._summary.checkpoints.keys()
+
+    def log_checkpoint(self, update: int, row: Mapping[str, float]) -> None:
+        """Write the scores of an evaluated checkpoint, flushed to disk, and rewrite summary.json.
+
+        Args:
+            update: the checkpoint's, which may lie before the present one.
+            row: scores by benchmark and name: math500/mean@32, average/pass@8, ...
+
+        Raises:
+            OSError: metrics.jsonl or summary.json cannot be written.
+        """
+        self._metrics.write_line(encode_row("checkpoint", update, row, self._moment(self._clock.seconds())))
+        self.sync()
+        self._summary.evaluated_checkpoint(update, row)
+        self._write_summary("running")
+        # `update` is a metric of the row and no step of W&B's own, which could not go back.
+        self._mirror.log(update, {f"checkpoint/{name}": value for name, value in row.items()})
 
     def log_rollouts(
         self, update: int, groups: Sequence[Group], logprobs: Sequence[Sequence[np.ndarray]], decode: Decode

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 
 from grpo_lab.config import TrainConfig, conf_dir, register, to_config
-from grpo_lab.train import _set_threads
+from grpo_lab.train import set_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 # Loaded once, by the process that children are forked from.
@@ -45,7 +45,7 @@ def composed(*overrides: str) -> TrainConfig:
 def start_server() -> None:
     """Start the process that children are forked from, in the environment that a run loads its libraries in."""
     before = dict(os.environ)
-    _set_threads(composed())
+    set_threads(composed())
     multiprocessing.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
     os.environ.clear()

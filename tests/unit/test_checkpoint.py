@@ -89,9 +89,28 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for update in (2, 4, 100, 30):
         _save(tmp_path, update)
-    checkpoint.prune(tmp_path, 2)
-    names = sorted(path.name for path in (tmp_path / checkpoint.FOLDER).iterdir())
-    assert names == ["update_000030", "update_000100"]
+    checkpoint.prune(tmp_path, 2, at=100)
+    assert list(checkpoint.saved(tmp_path)) == [30, 100]
+    assert len(list((tmp_path / checkpoint.FOLDER).iterdir())) == 2
+
+
+def test_what_is_needed_is_kept_besides(tmp_path: Path) -> None:
+    for update in (2, 4, 6, 8):
+        _save(tmp_path, update)
+    checkpoint.prune(tmp_path, 1, at=8, spare=[4, 6, 50])
+    assert list(checkpoint.saved(tmp_path)) == [4, 6, 8]
+    checkpoint.prune(tmp_path, 1, at=8)
+    assert list(checkpoint.saved(tmp_path)) == [8]
+
+
+def test_damaged_ones_ahead_of_a_resumed_run_do_not_count(tmp_path: Path) -> None:
+    """Resumed from 4, since 8 is damaged, and now at 6: the next kill must find 6."""
+    for update in (2, 4, 6, 8):
+        _save(tmp_path, update)
+    _cut(checkpoint.folder_of(tmp_path, 8))
+    checkpoint.prune(tmp_path, 1, at=6)
+    assert list(checkpoint.saved(tmp_path)) == [6, 8]
+    assert checkpoint.newest(tmp_path)[0] == checkpoint.folder_of(tmp_path, 6)
 
 
 def test_groups_and_scores_come_back_as_they_were(tmp_path: Path) -> None:

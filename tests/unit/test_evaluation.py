@@ -1,29 +1,12 @@
-"""pass@K against brute force, and the scores of a set of groups."""
+"""The scores of a set of groups."""
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import numpy as np
 import pytest
 
-from grpo_lab.evaluation import pass_at_k, scores
+from grpo_lab.evaluation.scoring import per_problem, scores
 from grpo_lab.types import Group, Problem, Prompt, Rollout, Verdict
-
-
-@pytest.mark.parametrize("n", [1, 4, 7])
-def test_pass_at_k_is_the_mean_over_all_subsets(n: int) -> None:
-    for correct in range(n + 1):
-        responses = [True] * correct + [False] * (n - correct)
-        for k in range(1, n + 1):
-            subsets = [any(subset) for subset in combinations(responses, k)]
-            assert pass_at_k(n, correct, k) == pytest.approx(np.mean(subsets), abs=1e-12)
-
-
-@pytest.mark.parametrize("k", [0, 9])
-def test_pass_at_k_needs_k_responses(k: int) -> None:
-    with pytest.raises(ValueError, match=f"pass@{k} needs 1 <= k <= n, and n is 8"):
-        pass_at_k(8, 4, k)
 
 
 def _group(verdicts: list[Verdict], reasons: str) -> Group:
@@ -56,3 +39,4 @@ def test_what_failed_counts_as_wrong_and_is_reported() -> None:
     assert row["response/truncated"] == 2 / 8
     assert row["response/length"] == 2.5
     assert row["problems"] == 2
+    assert per_problem(groups) == [{"id": "p", "correct": 1, "n": 4}, {"id": "p", "correct": 2, "n": 4}]

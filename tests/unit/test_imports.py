@@ -21,10 +21,12 @@ ORDER = [
     "config",
     "schedule",
     "validation_engines",
+    "validation_hand_off",
     "validation",
     "runs",
     "launch",
     "heap",
+    "atomic",
     "command",
     "distributed",
     "prompts",
@@ -39,17 +41,19 @@ ORDER = [
     "rewards",
     "collect",
     "ahead",
-    "evaluation",
-    "models",
     "learner",
     "diagnostics",
     "sync",
-    "tracking",
     "checkpoint",
+    "evaluation",
+    "models",
+    "tracking",
     "runstate",
+    "hand_off",
     "loop",
     "build",
     "train",
+    "evaluate",
 ]
 
 # Who may import a heavy library, anywhere in the file.
@@ -66,15 +70,15 @@ TENSORS = {
     "learner",
 }
 HEAVY = {
-    "torch": {*TENSORS, "launch", "distributed", "checkpoint", "runstate", "loop", "train"},
+    "torch": {*TENSORS, "launch", "distributed", "checkpoint", "evaluation", "runstate", "loop", "train"},
     "transformers": {"attention", "policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
     "datasets": {"prompts"},
-    "huggingface_hub": {"prompts"},
+    "huggingface_hub": {"prompts", "evaluation"},
     "vllm": {"rollout"},
     "deepspeed": {"learner"},
     "wandb": {"tracking"},
-    "rich": {"tracking", "plan"},
+    "rich": {"tracking", "plan", "evaluation"},
     "math_verify": {"rewards"},
     "pebble": {"rewards"},
     "hydra": {"config", "command"},
@@ -120,7 +124,15 @@ def test_the_order_names_what_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["grpo_lab.train", "grpo_lab.plan.__main__", "grpo_lab.config", "grpo_lab.rewards", "grpo_lab.prompts"]
+    "module",
+    [
+        "grpo_lab.train",
+        "grpo_lab.evaluate",
+        "grpo_lab.plan.__main__",
+        "grpo_lab.config",
+        "grpo_lab.rewards",
+        "grpo_lab.prompts",
+    ],
 )
 def test_importing_stays_light(module: str) -> None:
     """A wrong setting fails, and a verifier's worker starts, before anything heavy is loaded."""

@@ -239,8 +239,8 @@ def test_a_run_that_tells_nothing_of_speed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_probe_draws_as_a_run_draws() -> None:
-    config = run_config("schedule.v=8", "schedule.i=3")
-    probed = run_config(*probe_words(config, Path("somewhere")))
+    words = ["schedule.v=8", "schedule.i=3", "checkpoint.every=8", "evaluation.checkpoints=true"]
+    probed = run_config(*words, *probe_words(run_config(*words), Path("somewhere")))
     validate(probed)
     # As many prompts side by side as a collection of eight minibatches has.
     assert probed.collection.prompts_per_batch == 8 * 32

@@ -125,6 +125,17 @@ def test_exact_kind_compares_the_text_after_the_last_hash(completion: str, expec
 # --- what is equal: the policy of docs/verifier.md ----------------------------------------------------------------
 
 EQUAL = r"""
+np.arcsin(10/13) | \arcsin(10/13)
+np.arcsin(10/13) | \arcsin\left(\frac{10}{13}\right)
+6 | 2(3)
+6 | (2)(3)
+24 | 2 (3)(4)
+\frac23 | 2\left(\frac13\right)
+18 | 2(3)^2
+30 | \binom{5}{2}\binom{3}{1}
+5 | \binom{5}{2}\frac12
+\frac73 | 2\frac13
+3 | \log_2(8)
 50\% | 50
 50 | 50\%
 0.5 | 50\%
@@ -220,6 +231,7 @@ i | \sqrt{-1}
 """
 
 UNEQUAL = r"""
+np.arcsin(10/13) | \arcsin(10/12)
 0.5 | 0.5\%
 \frac{1}{2} | 0.5\%
 50\% | 5000
@@ -271,6 +283,9 @@ p - q | q-p
 4.333333333333333 | 4.33
 \sqrt{2} | \sqrt{2} + 10^{-100}
 \infty | -\infty
+5 | 2(3)
+\frac73 | 2(\frac13)
+7 | 4(3)
 \int_0^1 x dx | \frac13
 """
 
@@ -283,6 +298,13 @@ def _pairs(table: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("gold", "answer"), _pairs(EQUAL))
 def test_equal_answers_are_correct(gold: str, answer: str) -> None:
     assert verdict(gold, answer) == "correct"
+
+
+def test_a_gold_that_cannot_be_read_is_met_by_its_own_text_in_any_dress() -> None:
+    assert verdict("$t(0,4]$", "t(0,4]") == "correct"
+    assert verdict("$t(0,4]$", r"\left. t (0,\,4] \right.") == "correct"
+    assert verdict("$t(0,4]$", "t(0,5]") == "error"
+    assert verdict(r"$\frac{1}{0}$", r"\frac{1}{0}") == "error"
 
 
 @pytest.mark.parametrize(("gold", "answer"), _pairs(UNEQUAL))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError
-from grpo_lab.tracking.atomic import write_atomically
 from grpo_lab.tracking.clock import PhaseClock
 from grpo_lab.tracking.jsonl import AppendFile, encode_row, restore_rows
 from grpo_lab.tracking.provenance import git_state, installed_versions
@@ -207,6 +207,19 @@ def test_mean_at_n_ranks_where_pass_at_1_is_not_asked_for() -> None:
         summary.evaluated(update, {"mean@4": score, "mean@4/easy": 1.0 - score, "pass@4": 1.0})
     assert summary.best is not None
     assert summary.best["update"] == 8
+
+
+def test_the_spread_is_of_the_scores_that_every_checkpoint_has(tmp_path: Path) -> None:
+    summary = Summary("abc")
+    scores = {"a/mean@2": 0.75, "a/lighteval/a/avg@2": 0.5, "split/easy/pass@2": 1.0, "a/verdict/error": 0.25, "b/x": 1}
+    summary.evaluated_checkpoint(4, scores)
+    summary.evaluated_checkpoint(2, {"a/mean@2": 0.25, "a/lighteval/a/avg@2": 0.5, "a/verdict/error": 0.25})
+    summary.write(tmp_path / "summary.json", status="running", seconds={})
+    flat = {"min": 0.5, "max": 0.5, "median": 0.5, "mean": 0.5}
+    assert json.loads((tmp_path / "summary.json").read_text())["checkpoints"] == {
+        "updates": [2, 4],
+        "over": {"a/mean@2": {"min": 0.25, "max": 0.75, "median": 0.5, "mean": 0.5}, "a/lighteval/a/avg@2": flat},
+    }
 
 
 def test_a_summary_comes_back_from_its_state() -> None:

@@ -74,6 +74,7 @@ def test_a_resumed_board_shows_the_whole_history() -> None:
     rows = [
         {"kind": "evaluation", "update": 0, "pass@1": 0.25, "time": {"at": "x"}},
         {"kind": "update", "update": 1, "reward/retained": 0.5, "time": {"tokens_per_second": 9.0}},
+        {"kind": "checkpoint", "update": 1, "math500/mean@32": 0.5, "pass@1": 0.75, "time": {"at": "x"}},
         {"kind": "update", "update": 2, "reward/retained": None, "non_finite": {"reward/retained": "nan"}, "time": {}},
     ]
     after = replayed(Board(title="", total=None), rows)
@@ -158,6 +159,18 @@ def test_the_closing_table() -> None:
         "finished: 16 updates, 512 responses, 123,456 tokens, 0:16:40 (collect 60%, sync 1%, learn 30%, evaluate 6%, "
         "save 1%, other 2%)"
     )
+
+
+def test_the_closing_table_over_checkpoints() -> None:
+    summary = Summary("abc")
+    # As they arrive: a later checkpoint may come first.
+    for update, score in [(160, 0.5), (80, 0.25), (240, 0.375)]:
+        summary.evaluated_checkpoint(update, {"math500/mean@32": score, "math500/response/length": 400.0})
+    lines = drawn(closing_table(summary, SECONDS, "finished"))
+    titles, values = lines[1].split("┃")[1:-1], lines[3].split("│")[1:-1]
+    assert [cell.strip() for cell in titles] == ["over 3 checkpoints", "min", "max", "median", "mean"]
+    assert [cell.strip() for cell in values] == ["math500/mean@32", "0.2500", "0.5000", "0.3750", "0.3750"]
+    assert lines[4].startswith("└")
 
 
 def test_what_the_panel_shows_is_defined_in_the_docs() -> None:

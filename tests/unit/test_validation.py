@@ -210,7 +210,88 @@ def test_all_problems_are_told_at_once() -> None:
 
 # --- warnings ---------------------------------------------------------------------------------------------------
 
+ON = ["evaluation.checkpoints=true", "checkpoint.every=8"]
+SERVED = ["hardware=8gpu_server", *ON]
+LEARNER_ON_3 = ["hardware=1gpu", *ON, "hardware.device=cuda:3", "rollout.engine=hf"]
+IN_USE = "training and vLLM have cuda:0, cuda:1, cuda:2, cuda:3, cuda:4, cuda:5, cuda:6, cuda:7"
+HAND_OFF_RULES: list[tuple[list[str], str]] = [
+    (["evaluation.hand_off=cron"], "evaluation.hand_off=cron is not known: choose inline or background or slurm"),
+    (["evaluation.device=cuda"], "evaluation.device=cuda is not known: choose cpu, or one GPU such as cuda:7, or null"),
+    (
+        ["evaluation.checkpoints=true", "checkpoint.every=null"],
+        "evaluation.checkpoints=true needs checkpoints: set checkpoint.every, which is null",
+    ),
+    (
+        [*ON, "evaluation.every=null", "evaluation.n=4"],
+        "evaluation.k=[1, 4, 8] must name values from 1 to evaluation.n=4",
+    ),
+    (
+        [*SERVED, "evaluation.device=cpu"],
+        "evaluation.device=cpu cannot run the GPU's rollout.engine=vllm: name a GPU, such as cuda:7",
+    ),
+    # vLLM's server keeps its GPU's memory while an inline evaluation goes on.
+    (SERVED, "evaluation.checkpoints=true with evaluation.hand_off=inline needs a GPU that neither training nor vLLM"),
+    ([*SERVED, "evaluation.device=cuda:0"], f"evaluation.device=cuda:0 is in use: {IN_USE}"),
+    (
+        ["hardware=1gpu", *ON, "evaluation.hand_off=background"],
+        "evaluation.checkpoints=true with evaluation.hand_off=background needs a GPU that neither training nor vLLM "
+        "uses: free one (they have cuda:0) and name it, such as evaluation.device=cuda:7",
+    ),
+    (
+        [*SERVED, "evaluation.hand_off=background", "evaluation.device=cuda:7"],
+        f"evaluation.device=cuda:7 is in use: {IN_USE}; free it (hardware.ranks, hardware.first_gpu,",
+    ),
+    (
+        ["hardware=2node", *ON, "evaluation.hand_off=background", "evaluation.device=cuda:3"],
+        "evaluation.device=cuda:3 is in use: training and vLLM have cuda:0, cuda:1, cuda:2, cuda:3",
+    ),
+    (
+        [*LEARNER_ON_3, "evaluation.hand_off=background", "evaluation.device=cuda:3"],
+        "evaluation.device=cuda:3 is in use: training and vLLM have cuda:3; free it",
+    ),
+    (
+        [*SERVED, "evaluation.hand_off=slurm", "evaluation.device=cuda:1"],
+        "evaluation.device=cuda:1 is of this machine, and evaluation.hand_off=slurm gives each job its own GPUs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), HAND_OFF_RULES, ids=[" ".join(each) for each, _ in HAND_OFF_RULES])
+def test_each_rule_of_the_hand_off_is_one_clear_line(overrides: list[str], expected: str) -> None:
+    (line,) = problems(*overrides)
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ON,
+        [*ON, "evaluation.hand_off=background"],
+        [*ON, "evaluation.hand_off=background", "evaluation.device=cuda:0"],
+        ["hardware=1gpu", *ON],
+        ["hardware=1gpu", *ON, "evaluation.hand_off=background", "evaluation.device=cuda:1"],
+        ["hardware=1gpu", *ON, "rollout.engine=hf", "evaluation.hand_off=background", "evaluation.device=cpu"],
+        [*SERVED, "hardware.ranks=6", "evaluation.hand_off=background", "evaluation.device=cuda:7"],
+        # Inline, the ranks wait.
+        [*SERVED, "evaluation.device=cuda:7"],
+        [*SERVED, "evaluation.hand_off=slurm", 'evaluation.sbatch=["--gres=gpu:1"]'],
+    ],
+    ids=" ".join,
+)
+def test_places_where_checkpoints_can_be_evaluated(overrides: list[str]) -> None:
+    assert validate(run_config(*overrides)) == []
+
+
 WARNINGS: list[tuple[list[str], str]] = [
+    (
+        ["evaluation.hand_off=background"],
+        "evaluation.hand_off=background evaluation.device=None evaluation.sbatch=[] have no effect without "
+        "evaluation.checkpoints=true",
+    ),
+    (
+        [*ON, 'evaluation.sbatch=["--gres=gpu:1"]'],
+        "evaluation.sbatch=['--gres=gpu:1'] has no effect unless evaluation.hand_off=slurm",
+    ),
     (
         ["objective=ggpo_reward_only", "schedule.t_ref=160"],
         "schedule.t_ref=160 has no effect: ggpo_reward_only as set here uses no reference",

