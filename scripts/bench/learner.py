@@ -16,7 +16,7 @@ MIB = 2**20
 STEPS = {SHORT.model.name: 5, REAL.model.name: 3}
 # The embedded default's budgets. REAL's own save memory at a price: products of half the rows, and gradients as large
 # as the model that are added up twice.
-WHOLE = {"micro_batch_tokens": 4096, "logit_chunk": 512}
+WHOLE_TOKENS, WHOLE_CHUNK = 4096, 512
 # Rows, inner dimension and columns of matrix products: square ones, and those of a layer of the larger model.
 PRODUCTS = ((1024, 1024, 1024), (2048, 2048, 2048), (2048, 576, 1536), (2048, 1536, 576))
 # Several micro-batches, and chunks that are full.
@@ -26,7 +26,9 @@ FLAT = at_most(1.1)
 
 
 def measure(bench: Bench) -> list[Row]:
-    whole = replace(REAL, name=f"{REAL.name}, whole minibatches", **WHOLE)
+    whole = replace(
+        REAL, name=f"{REAL.name}, whole minibatches", micro_batch_tokens=WHOLE_TOKENS, logit_chunk=WHOLE_CHUNK
+    )
     return [*speed(SHORT, None), *speed(REAL, None), *speed(whole, 0.6), *memory_rows()]
 
 
