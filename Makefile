@@ -55,7 +55,7 @@ eval-env: $(EVAL)/.installed  ## make .venv-eval, lighteval's own environment (e
 # Locked to the last package: another version of its parser gives other scores.
 $(EVAL)/.installed: constraints/lighteval.txt
 	$(PYTHON) -m venv $(EVAL)
-	$(EVAL)/bin/python -m pip install --quiet --requirement $<
+	$(EVAL)/bin/python -m pip install --quiet --no-deps --requirement $<
 	@touch $@
 
 test-engines: engines eval-env  ## the tests of the real engines, vLLM and DeepSpeed, and of lighteval
