@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from grpo_lab.launch import (
     Place,
     check_place,
     place_from_environment,
+    run_child,
     start_ranks,
     typed_command,
 )
@@ -144,20 +144,7 @@ def _child(run_dir: Path) -> int:
     """Go on with a run in a process of its own, to its end. Returns its exit code."""
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
     typed = shlex.join(typed_command())
-    environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK)), TYPED_VARIABLE: typed}
-    process = subprocess.Popen(command, env=environment)
-
-    def forward(_signal: int, _frame: FrameType | None) -> None:
-        process.terminate()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, forward)
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        # The job was told as well (by the terminal, or by `forward`) and ends tidily; wait for it.
-        process.wait()
-        raise
+    return run_child(command, {HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK)), TYPED_VARIABLE: typed})
 
 
 def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | None = None) -> None:

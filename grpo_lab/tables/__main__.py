@@ -3,13 +3,13 @@ still lacks, by Hydra's own sweep; `... list` names all. Its own words: `scale=t
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_lab.command import errors_on_one_line
 from grpo_lab.config import ConfigError, save_config
+from grpo_lab.launch import run_child
 from grpo_lab.ledger import standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 from grpo_lab.tables.cells import OUTPUTS, Run, runs_of
@@ -109,13 +109,7 @@ def _sweep(runs: Sequence[Run], request: Request) -> None:
         "hydra.sweep.subdir=.",
         *request.launch,
     ]
-    process = subprocess.Popen([sys.executable, "-m", "grpo_lab.train", "-m", *words])
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        # The sweep was told as well, and ends tidily.
-        process.wait()
-        raise
+    run_child([sys.executable, "-m", "grpo_lab.train", "-m", *words], {})
 
 
 if __name__ == "__main__":

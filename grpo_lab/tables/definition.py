@@ -308,7 +308,8 @@ def _ordering(fields: _Fields) -> Ordering:
 
 def _check(file: str, definition: Definition) -> None:
     """Numbers and orderings name cells that are there, by measures that are the table's."""
-    cells = [cell.labels for cell in definition.cells("paper")] + [{"objective": each} for each in definition.also]
+    cells = [cell.labels for scale in SCALES for cell in definition.cells(scale)]
+    cells += [{"objective": each} for each in definition.also]
     named = [(f"published[{k}].at", each.at, each.measure) for k, each in enumerate(definition.published)]
     for k, each in enumerate(definition.orderings):
         named.append((f"orderings[{k}].left", each.left, each.measure))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -112,11 +111,8 @@ def test_a_run_that_another_process_holds_is_left_to_it(words: list[str]) -> Non
     assert not (held.folder / "metrics.jsonl").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("joblib") is None, reason="needs hydra-joblib-launcher")
-@pytest.mark.skipif(
-    importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None, reason="needs hydra-joblib-launcher"
-)
 def test_two_runs_side_by_side(words: list[str]) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     done = tables(*words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert done.returncode == 0, done.stderr
     assert states(runs(words)) == ["finished", "finished"]

@@ -66,6 +66,17 @@ def test_every_cell_composes_at_both_scales_and_is_a_run_of_its_own(target: str)
             assert run.config.run_dir == str(run.folder)
 
 
+def test_rules_of_the_tiny_scale_share_the_papers_cells() -> None:
+    """Two betas of two objectives, two forms of the refresh, and fifteen rates; the default pair comes up twice."""
+    assert load_definition("tiny-rules").cells("paper") == []
+    runs = runs_of(load_definition("tiny-rules"), "tiny", [])
+    assert len(runs) == 8 + 8 + 15
+    assert len({run.folder for run in runs}) == len(runs) - 2
+    aligned = folders("gg-table4", schedule__t_ref=128, seed=42)
+    assert len(aligned) == 4
+    assert aligned < {run.folder for run in runs}
+
+
 def folders(target: str, **labels: object) -> set[Path]:
     runs = runs_of(load_definition(target), "tiny", [])
     wanted = {key.replace("__", "."): value for key, value in labels.items()}
