@@ -15,7 +15,7 @@ from grpo_lab.runs import CONFIG_FILE, holds_a_run
 from grpo_lab.tables.cells import OUTPUTS, Run, runs_of
 from grpo_lab.tables.definition import SCALES, load_definition, targets
 
-USAGE = "python -m grpo_lab.tables <target> [scale=tiny|paper] [dry=true] [group=option] [key=value], or list"
+USAGE = "usage: python -m grpo_lab.tables <target> [scale=tiny|paper] [dry=true] [group=option] [key=value], or list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,25 @@ def main() -> None:
     interruption."""
     with errors_on_one_line():
         words = sys.argv[1:]
+        if words in (["--help"], ["-h"]):
+            print(f"{USAGE}\ndocs/papers.md explains the rest.")
+            return
         if words == ["list"]:
             from grpo_lab.tables.render import open_console, show_targets
 
             show_targets(open_console())
             return
-        sys.exit(_run(_request(words)))
+        sys.exit(_run(read_request(words)))
 
 
-def _request(words: Sequence[str]) -> Request:
+def read_request(words: Sequence[str]) -> Request:
     """Read the command line.
 
     Raises:
         ConfigError: it names no target, or a word that it does not know.
     """
     if not words or "=" in words[0] or words[0].startswith("-"):
-        raise ConfigError(f"which table? {USAGE}; targets: {', '.join(targets())}")
+        raise ConfigError(f"which table? {USAGE}. Targets: {', '.join(targets())}")
     scale, dry, extra, launch = "tiny", "false", [], []
     for word in words[1:]:
         key, equals, value = word.partition("=")

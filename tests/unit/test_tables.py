@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_lab.config import ConfigError
+from grpo_lab.tables.__main__ import read_request
 from grpo_lab.tables.cells import runs_of
 from grpo_lab.tables.definition import load_definition, matches, read_definition, targets
 
@@ -144,6 +145,25 @@ def test_a_users_words_and_the_cells() -> None:
     assert not {run.folder for run in plain} & {run.folder for run in shorter}
     with pytest.raises(ConfigError, match="objective= is set by the cells of gg-fig10: leave it out"):
         runs_of(definition, "tiny", ["objective=grpo"])
+
+
+def test_words_for_the_runs_and_words_for_their_sweep() -> None:
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    request = read_request(["gg-fig10", "scale=paper", "seed=1", *launcher, "dry=true"])
+    assert (request.target, request.scale, request.dry) == ("gg-fig10", "paper", True)
+    assert request.extra == ("seed=1",)
+    assert request.launch == tuple(launcher)
+    # A preset of hardware is a setting of the runs, and may bring the launcher of their sweep.
+    request = read_request(["gg-fig10", "hardware=slurm", "hardware.threads=4"])
+    assert request.extra == ("hardware=slurm", "hardware.threads=4")
+    assert request.launch == ("hardware=slurm",)
+    assert (request.scale, request.dry) == ("tiny", False)
+
+
+@pytest.mark.parametrize("words", [[], ["seed=1"], ["gg-fig10", "paper"], ["gg-fig10", "scale=big"]])
+def test_a_command_line_that_says_too_little(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        read_request(words)
 
 
 GOOD = """
