@@ -44,5 +44,6 @@ def show_runs(console: Console, definition: Definition, runs: Sequence[Run], fou
 def show_failures(console: Console, runs: Sequence[Run], found: Sequence[Standing]) -> None:
     table = Table("run", "why", title="did not finish")
     for run, standing in zip(runs, found, strict=True):
-        table.add_row(str(run.folder), str(standing))
+        why = "not started: the sweep ended before it" if standing.state == "missing" else str(standing)
+        table.add_row(str(run.folder), why)
     console.print(table)
