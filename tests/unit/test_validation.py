@@ -353,7 +353,8 @@ RUNNABLE = ("model", "objective", "schedule", "hardware", "evaluation", "trackin
 
 def test_no_yaml_is_outside_the_groups_that_are_walked() -> None:
     found = {path.relative_to(conf_dir()).parts[0] for path in conf_dir().rglob("*.yaml")}
-    assert found == {*RUNNABLE, "dataset", "hydra", "config.yaml"}
+    # test_experiments.py and test_tables.py walk the folders of experiment and tables.
+    assert found == {*RUNNABLE, "dataset", "hydra", "tables", "config.yaml"}
 
 
 def test_hardware_presets_are_what_their_names_say() -> None:
