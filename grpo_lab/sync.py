@@ -56,18 +56,10 @@ def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str |
 def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[Group]) -> float:
     """Mean |learner - behaviour log-prob| in nats per token of groups sampled since the sync, by equal weights.
 
-    The first response of each group is scored: a prompt's keys are the same for all of them.
-
     Raises:
         SyncError: it is over the engine's tolerance.
     """
-    firsts = [
-        replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
-        for group in groups
-    ]
-    sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
-    tokens = np.concatenate(log_ratios(sample, learner.logprobs(sample)))
-    drift = float(np.abs(tokens).mean())
+    drift = float(np.abs(first_log_ratios(learner, groups)).mean())
     if not drift <= engine.drift_tolerance:
         raise SyncError(
             f"the engine does not sample from version {engine.policy_version}: scored by the learner, its own "
@@ -75,3 +67,14 @@ def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[G
             "from its last checkpoint (resume=), and check that both sides use one precision and temperature"
         )
     return drift
+
+
+def first_log_ratios(learner: Learner, groups: Sequence[Group]) -> np.ndarray:
+    """lambda of every token of the first response of each group, [T] float64: a prompt's keys are the same for all of
+    its responses."""
+    firsts = [
+        replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
+        for group in groups
+    ]
+    sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
+    return np.concatenate(log_ratios(sample, learner.logprobs(sample)))

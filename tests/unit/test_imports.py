@@ -48,10 +48,12 @@ ORDER = [
     "models",
     "tracking",
     "runstate",
+    "offline",
     "loop",
     "build",
     "train",
     "evaluate",
+    "pool",
 ]
 
 # Who may import a heavy library, anywhere in the file.
@@ -68,10 +70,21 @@ TENSORS = {
     "learner",
 }
 HEAVY = {
-    "torch": {*TENSORS, "launch", "distributed", "checkpoint", "evaluation", "runstate", "loop", "train"},
+    "torch": {
+        *TENSORS,
+        "launch",
+        "distributed",
+        "checkpoint",
+        "evaluation",
+        "runstate",
+        "offline",
+        "loop",
+        "build",
+        "train",
+    },
     "transformers": {"attention", "policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
-    "datasets": {"prompts"},
+    "datasets": {"prompts", "offline"},
     "huggingface_hub": {"prompts", "evaluation"},
     "vllm": {"rollout"},
     "deepspeed": {"learner"},
@@ -127,6 +140,7 @@ def test_the_order_names_what_exists() -> None:
         "grpo_lab.train",
         "grpo_lab.evaluate",
         "grpo_lab.plan.__main__",
+        "grpo_lab.pool.__main__",
         "grpo_lab.config",
         "grpo_lab.rewards",
         "grpo_lab.prompts",
