@@ -123,7 +123,7 @@ def test_every_objective_trains_on_the_whole_pool_each_group_once(
     # Nothing brings the sampler back to the learner.
     assert log[0]["mismatch/drift"] < 1e-5 < log[1]["mismatch/drift"] < log[11]["mismatch/drift"]
     assert {row["total/responses"] for row in log} == {0}
-    assert log[-1]["pool/left"] == 0
+    assert [row["pool/left"] for row in log if "pool/left" in row][-1] == 0
 
 
 def test_tis_blocks_are_eight_updates_and_the_pool_may_end_inside_one(
@@ -270,7 +270,8 @@ def test_bad_words_are_one_clear_line(words: list[str], said: str, tmp_path: Pat
     assert done.returncode == 2
     (line,) = {line for line in done.stderr.splitlines() if line.startswith("error: ")}
     assert said in line
-    assert list(tmp_path.iterdir()) == []
+    # Of a sweep, Hydra makes a folder first.
+    assert {path.name for path in tmp_path.iterdir()} <= ({"outputs"} if "-m" in words else set())
 
 
 def test_help_is_of_this_command(tmp_path: Path) -> None:
