@@ -240,6 +240,13 @@ class ScheduleConfig:
 
 
 @dataclass
+class PoolConfig:
+    """A recorded pool of groups: the folder that `python -m grpo_lab.pool` made."""
+
+    path: str | None = None
+
+
+@dataclass
 class CollectionConfig:
     # null: minibatches_per_collection * groups_per_minibatch.
     prompts_per_batch: int | None = None
@@ -427,6 +434,9 @@ class TrainConfig:
     dataset: DatasetConfig = MISSING
     objective: ObjectiveConfig = MISSING
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    # Where groups come from: policy (sampled by the current policy) or pool (recorded beforehand).
+    source: str = "policy"
+    pool: PoolConfig = field(default_factory=PoolConfig)
     collection: CollectionConfig = field(default_factory=CollectionConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

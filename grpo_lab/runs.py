@@ -101,7 +101,7 @@ def _new_run_dir(config: TrainConfig) -> Path:
             )
         return run_dir
     schedule = Schedule.from_config(config)
-    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_v{schedule.v}_i{schedule.i}"
+    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_{schedule.title}"
     name = f"{datetime.now():%Y%m%d-%H%M%S}_{what}_seed{config.seed}"
     for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
         run_dir = Path("outputs") / f"{name}{suffix}"

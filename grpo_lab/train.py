@@ -38,6 +38,7 @@ from grpo_lab.ledger import (
     result_hash,
     standing,
 )
+from grpo_lab.offline.header import check_settings
 from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run, resumed_job
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from grpo_lab.tracking import Tracker
 
 # Errors that every rank raises, or raises because another did: the leading rank reports them.
-RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError")
+RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError", "PoolError")
 
 
 def main() -> None:
@@ -156,6 +157,8 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
         ConfigError: a setting, data set, model or checkpoint that cannot be used.
     """
     warnings = validate(config)
+    if config.source == "pool" and (world is None or world.is_leader):
+        check_settings(config)
     set_threads(config)
     if config.hardware.device == "cpu":
         keep_freed_memory()

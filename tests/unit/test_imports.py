@@ -52,10 +52,12 @@ ORDER = [
     "tracking",
     "runstate",
     "hand_off",
+    "offline",
     "loop",
     "build",
     "train",
     "evaluate",
+    "pool",
 ]
 
 # Who may import a heavy library, anywhere in the file.
@@ -72,10 +74,21 @@ TENSORS = {
     "learner",
 }
 HEAVY = {
-    "torch": {*TENSORS, "launch", "distributed", "checkpoint", "evaluation", "runstate", "loop", "train"},
+    "torch": {
+        *TENSORS,
+        "launch",
+        "distributed",
+        "checkpoint",
+        "evaluation",
+        "runstate",
+        "offline",
+        "loop",
+        "build",
+        "train",
+    },
     "transformers": {"attention", "policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
-    "datasets": {"prompts"},
+    "datasets": {"prompts", "offline"},
     "huggingface_hub": {"prompts", "evaluation"},
     "vllm": {"rollout"},
     "deepspeed": {"learner"},
@@ -132,6 +145,7 @@ def test_the_order_names_what_exists() -> None:
         "grpo_lab.evaluate",
         "grpo_lab.plan.__main__",
         "grpo_lab.tables.__main__",
+        "grpo_lab.pool.__main__",
         "grpo_lab.config",
         "grpo_lab.rewards",
         "grpo_lab.prompts",
