@@ -28,7 +28,7 @@ def main() -> None:
             _make(request, config, overrides)
 
 
-def _refuse(_config: TrainConfig, _folder: Path) -> None:
+def _refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
     raise ConfigError("-m makes sweeps, which are of training: make one pool at a time")
 
 
