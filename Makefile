@@ -9,16 +9,17 @@ BIN := $(VENV)/bin
 TRL := .venv-trl
 EVAL := .venv-eval
 ARGS ?=
+SCALE ?= tiny
 BENCH ?=
 
 # What only the tests of the real engines reach.
 ENGINE_CODE := grpo_lab/rollout/vllm/*,grpo_lab/learner/deepspeed_zero.py,grpo_lab/learner/zero_*.py,grpo_lab/learner/gathering.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-fast engines eval-env test-engines gpu-check bench format build smollm2 clean
+.PHONY: help tables-list setup train test test-fast engines eval-env test-engines gpu-check bench format build smollm2 clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9_%-]+( [a-z%-]+)*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(VENV)/.installed  ## make .venv and install grpo_lab into it
 
@@ -30,6 +31,12 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 
 train: setup  ## run the main job: tiny model, made task, this machine (ARGS="objective=ggpo schedule.v=10")
 	$(BIN)/python -m grpo_lab.train $(ARGS)
+
+tables-list: setup  ## the papers' tables and figures that `make` runs
+	$(BIN)/python -m grpo_lab.tables list
+
+gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
+	$(BIN)/python -m grpo_lab.tables $@ scale=$(SCALE) $(ARGS)
 
 test: setup  ## lint, types, and all tests with coverage
 	$(BIN)/ruff check .

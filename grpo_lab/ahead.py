@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from grpo_lab.collect import Collection, Collector, Exhausted
+from grpo_lab.collect import Collection, Exhausted, GroupSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Gathered:
 class Ahead:
     """At most one collection that is being gathered, or waits to be taken."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, source: GroupSource) -> None:
+        self._source = source
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collect_ahead")
         self._future: Future[Gathered] | None = None
 
@@ -36,7 +36,7 @@ class Ahead:
 
     def _gather(self, wanted: int) -> Gathered:
         began = time.perf_counter()
-        result = self._collector.collect(wanted)
+        result = self._source.collect(wanted)
         return Gathered(result, time.perf_counter() - began)
 
     def settle(self) -> None:

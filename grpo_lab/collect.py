@@ -66,6 +66,20 @@ class Exhausted:
     kept: int
 
 
+class GroupSource(Protocol):
+    """Where the groups of a run come from."""
+
+    def collect(self, wanted: int) -> Collection | Exhausted:
+        """The next `wanted` groups."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that `load_state` needs, as plain values."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
 class Collector:
     """Gathers collections. `batch` prompts are drawn at a time; `filter_mixed` keeps only groups of unequal rewards."""
 
@@ -151,17 +165,6 @@ class Collector:
         self.total_tokens += sum(group.num_tokens for group in groups)
         return groups
 
-    def probe(self, prompts: Sequence[Prompt], *, update: int) -> list[Group]:
-        """A short response to each prompt by the engine's present weights, which counts for nothing and is not judged:
-        for a proof of a sync whose own collection is yet to come."""
-        seeds = [derive(self.seed, "proof", f"{update}.{index}") for index in range(len(prompts))]
-        sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, PROBE_TOKENS))
-        answers = self.engine.generate(prompts, group_size=1, sampling=sampling, seeds=seeds)
-        return [
-            Group(prompt=prompt, rollouts=tuple(rollouts), rewards=(0.0,), verdicts=("unparsed",), sequence=index)
-            for index, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True))
-        ]
-
     def _totals(self) -> dict[str, float]:
         return {
             "total/responses": self.total_responses,
@@ -193,6 +196,20 @@ class Collector:
         self.total_responses = state["total_responses"]
         self.total_tokens = state["total_tokens"]
         self.verifier.load_state(state["verifier"])
+
+
+def probe(
+    engine: RolloutEngine, prompts: Sequence[Prompt], *, sampling: Sampling, seed: int, update: int
+) -> list[Group]:
+    """A short response to each prompt by the engine's present weights, which counts for nothing and is not judged: for
+    a proof of a sync whose own collection is yet to come."""
+    seeds = [derive(seed, "proof", f"{update}.{index}") for index in range(len(prompts))]
+    sampling = replace(sampling, max_tokens=min(sampling.max_tokens, PROBE_TOKENS))
+    answers = engine.generate(prompts, group_size=1, sampling=sampling, seeds=seeds)
+    return [
+        Group(prompt=prompt, rollouts=tuple(rollouts), rewards=(0.0,), verdicts=("unparsed",), sequence=index)
+        for index, (prompt, rollouts) in enumerate(zip(prompts, answers, strict=True))
+    ]
 
 
 def judged_groups(

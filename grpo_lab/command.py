@@ -25,10 +25,13 @@ NO_SUBMITIT = "(it comes with hydra-submitit-launcher: pip install 'grpo-lab[slu
 HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
 WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
 
+# The exit code of a command that was told to stop.
+INTERRUPTED = 130
+
 # A composed configuration, and the words of the command line that it came from.
 Command = tuple[TrainConfig, Sequence[str]]
-# One job of a sweep: its configuration, and the folder that Hydra has chosen for it.
-Job = Callable[[TrainConfig, Path], None]
+# One job of a sweep: its configuration, the folder that Hydra has chosen for it, and the words that it came from.
+Job = Callable[[TrainConfig, Path, Sequence[str]], None]
 
 register()
 
@@ -47,7 +50,7 @@ def composed(job: Job) -> list[Command]:
             commands.append((to_config(tree), hydra_config.overrides.task))
             return
         try:
-            job(to_config(tree), Path(hydra_config.runtime.output_dir))
+            job(to_config(tree), Path(hydra_config.runtime.output_dir), hydra_config.overrides.task)
         except ConfigError as error:
             # Hydra raises only the first failure of a sweep, at its end: each is to be seen.
             print(f"error: {error}", file=sys.stderr)
@@ -70,7 +73,7 @@ def errors_on_one_line(*, raised_by_all: Collection[str] = ()) -> Iterator[None]
     try:
         yield
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if WANTS_TRACEBACK or not _is_foreseen(error):
             raise

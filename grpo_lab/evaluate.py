@@ -36,7 +36,7 @@ def main() -> None:
             _evaluate(request, config, overrides)
 
 
-def _refuse(_config: TrainConfig, _folder: Path) -> None:
+def _refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
     raise ConfigError("-m makes sweeps, which are of training: name several runs as run=A,B")
 
 

@@ -9,10 +9,12 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from grpo_lab.config import ConfigError, HardwareConfig
 
@@ -34,6 +36,25 @@ def typed_command() -> list[str]:
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment for a program that is no rank of this run."""
     return {name: value for name, value in environment.items() if not LAUNCHER_VARIABLES.fullmatch(name)}
+
+
+def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command of this package to its end, `environment` added to ours. Returns its exit code.
+
+    A stop (Ctrl-C, SIGTERM) is the child's as well, which ends tidily; it is waited for.
+    """
+    process = subprocess.Popen(command, env={**os.environ, **environment})
+
+    def forward(_signal: int, _frame: FrameType | None) -> None:
+        process.terminate()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, forward)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
 
 
 class RankKilled(RuntimeError):

@@ -14,15 +14,16 @@ import torch
 from grpo_lab import checkpoint, diagnostics, metrics
 from grpo_lab.ahead import Ahead
 from grpo_lab.atomic import write_atomically
-from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, retained_metrics
+from grpo_lab.collect import Collection, CollectionError, Exhausted, GroupSource, probe, retained_metrics
 from grpo_lab.config import TrainConfig
 from grpo_lab.distributed import World
-from grpo_lab.evaluation.scoring import evaluate, evaluation_sampling, per_problem, scores
+from grpo_lab.evaluation.scoring import evaluate, evaluation_sampling, per_problem, scores, training_sampling
 from grpo_lab.hand_off import HandOff
 from grpo_lab.learner import Learner, NonFiniteError, Scores, StepResult
 from grpo_lab.metrics import Metric
 from grpo_lab.minibatches import Minibatch, make_minibatch
 from grpo_lab.objectives import Objective
+from grpo_lab.rewards import Verifier
 from grpo_lab.rollout import RolloutEngine
 from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
@@ -42,11 +43,12 @@ EVALUATIONS = "evaluations"
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
-    """What only the leading rank has: the source of groups, now and ahead, the held-out prompts, and how tokens are
-    read."""
+    """What only the leading rank has: the source of groups, now and ahead, what judges, the held-out prompts, and how
+    tokens are read."""
 
-    collector: Collector
+    source: GroupSource
     ahead: Ahead
+    verifier: Verifier
     test_prompts: Sequence[Prompt]
     decode: Decode
 
@@ -136,7 +138,8 @@ class Loop:
         if not isinstance(ahead, Collection):
             return {}
         prompts = [group.prompt for group in ahead.groups[:PROOF_RESPONSES]]
-        probes = self.lead_sampling(lambda: self._leading.collector.probe(prompts, update=update))
+        sampling, seed = training_sampling(self.config), self.config.seed
+        probes = self.lead_sampling(lambda: probe(self.engine, prompts, sampling=sampling, seed=seed, update=update))
         return {"sync/drift": prove_by_scoring(self.learner, self.engine, probes)}
 
     def _keep_behaviour(self) -> None:
@@ -152,7 +155,7 @@ class Loop:
         if ahead is not None:
             return ahead, {}
         with self.tracker.phase("collect"):
-            gathered: Collection | Exhausted = self.lead_sampling(lambda: self._leading.collector.collect(self._wanted))
+            gathered: Collection | Exhausted = self.lead_sampling(lambda: self._leading.source.collect(self._wanted))
             if isinstance(gathered, Exhausted) or not self.schedule.sync(self.state.update):
                 return gathered, {}
             drift = prove_by_scoring(self.learner, self.engine, gathered.groups)
@@ -202,7 +205,10 @@ class Loop:
             return None
         if schedule.block_start(state.update, objective.block):
             last = schedule.minibatch(schedule.block_end(state.update, objective.block) - 1)
-            indices = range(minibatch.index, last + 1)
+            # A pool may end inside a block.
+            held = len(state.groups) // self.config.groups_per_minibatch
+            stop = min(last + 1, minibatch.index - schedule.position_in_collection(state.update) + held)
+            indices = range(minibatch.index, stop)
             state.old_scores = {index: self.learner.logprobs(self._minibatch(index)) for index in indices}
         return state.old_scores[minibatch.index]
 
@@ -284,7 +290,7 @@ class Loop:
         settings, update = self.config.evaluation, self.state.update
         groups = evaluate(
             self.engine,
-            leading.collector.verifier,
+            leading.verifier,
             leading.test_prompts,
             n=settings.n,
             sampling=evaluation_sampling(self.config),
@@ -328,7 +334,7 @@ class Loop:
         return {
             "run": self.state.to_state(collection_open=not self.schedule.collect(self.state.update)),
             "ahead": gathered_to_state(self._leading.ahead.result()),
-            "collector": self._leading.collector.state(),
+            "collector": self._leading.source.state(),
             "tracker": self.tracker.state(),
         }
 
@@ -336,7 +342,7 @@ class Loop:
         """Go on from a checkpoint's state; the learner and the tracker have loaded their own parts."""
         self.state = RunState.from_state(saved["run"])
         if self.leading is not None:
-            self.leading.collector.load_state(saved["collector"])
+            self.leading.source.load_state(saved["collector"])
             if saved["ahead"] is not None:
                 self.leading.ahead.restore(gathered_from_state(saved["ahead"]))
         else:
@@ -351,7 +357,7 @@ class Loop:
         self.engine.close()
         if self.leading is not None:
             self.leading.ahead.close()
-            self.leading.collector.verifier.close()
+            self.leading.verifier.close()
 
     def _finish_epochs(self, exhausted: Exhausted) -> None:
         """With a budget in epochs the end is known only when it is reached: score and save it if that is not done.

@@ -14,6 +14,8 @@ from grpo_lab.validation import validate
 CONFIG_FILE = "config.yaml"
 # What a resumed run may change: its length, and over how many ranks it goes on.
 RESUME_MAY_SET = ("resume", "schedule.updates", "hardware.ranks")
+# A sweep over runs to go on with: a preset of hardware may bring its launcher.
+RESUMED_SWEEP_MAY_SET = ("resume", "hardware")
 
 
 def choose_run(config: TrainConfig, overrides: Sequence[str]) -> tuple[TrainConfig, Path, bool]:
@@ -25,13 +27,7 @@ def choose_run(config: TrainConfig, overrides: Sequence[str]) -> tuple[TrainConf
         ConfigError: a setting that cannot work, or a folder that cannot be used.
     """
     if config.resume is not None:
-        for override in overrides:
-            key = override.partition("=")[0].lstrip("+~")
-            if key not in RESUME_MAY_SET:
-                raise ConfigError(
-                    f"{key}= cannot be combined with resume=, which takes its settings from the run; only "
-                    "schedule.updates= and hardware.ranks= may change"
-                )
+        _refuse_beside_resume(overrides, RESUME_MAY_SET)
         run_dir = Path(config.resume)
         saved = load_config(run_dir / CONFIG_FILE)
         before = copy.deepcopy(saved)
@@ -48,6 +44,27 @@ def choose_run(config: TrainConfig, overrides: Sequence[str]) -> tuple[TrainConf
     run_dir = _new_run_dir(config)
     save_config(config, run_dir / CONFIG_FILE)
     return config, run_dir, False
+
+
+def resumed_job(config: TrainConfig, overrides: Sequence[str]) -> tuple[TrainConfig, Path]:
+    """The run that a job of a sweep over `resume=` goes on with: its own settings, and its folder.
+
+    Raises:
+        ConfigError: the folder holds no settings, or others were typed.
+    """
+    assert config.resume is not None
+    _refuse_beside_resume(overrides, RESUMED_SWEEP_MAY_SET)
+    return load_config(Path(config.resume) / CONFIG_FILE), Path(config.resume)
+
+
+def _refuse_beside_resume(overrides: Sequence[str], allowed: Sequence[str]) -> None:
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if key not in allowed:
+            raise ConfigError(
+                f"{key}= cannot be combined with resume=, which takes its settings from the run; only "
+                f"{' and '.join(f'{each}=' for each in allowed if each != 'resume')} may change"
+            )
 
 
 def _lengthen(saved: TrainConfig, updates: int | None) -> None:
@@ -84,7 +101,7 @@ def _new_run_dir(config: TrainConfig) -> Path:
             )
         return run_dir
     schedule = Schedule.from_config(config)
-    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_v{schedule.v}_i{schedule.i}"
+    what = f"{config.model.name}_{config.dataset.name}_{config.objective.name}_{schedule.title}"
     name = f"{datetime.now():%Y%m%d-%H%M%S}_{what}_seed{config.seed}"
     for suffix in ("", *(f"-{k}" for k in range(2, 1000))):
         run_dir = Path("outputs") / f"{name}{suffix}"

@@ -2,10 +2,14 @@
 
 A minibatch is consumed in `i` consecutive passes, then discarded. At update u the order is GG's Algorithm 1:
 sync, collect, reference log-probs under the active reference, step, u += 1, refresh, evaluate, save.
+
+With a recorded pool (GG C.3) the behaviour policy is the one that sampled it, for good: there is no sync, and a
+collection is a stretch of the pool that is read.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +26,8 @@ class Schedule:
     v: minibatches between two weight syncs. i: updates per minibatch. minibatches_per_collection: minibatches gathered
     in one collection; divides v. t_ref: updates between reference refreshes, None for a fixed reference, "epoch" for
     one after each pass over the prompts. overlap: each collection is sampled while the one before is consumed, by the
-    weights that the engine has then. updates: budget in updates, or None where `epochs` is the budget.
+    weights that the engine has then. offline: groups come from a pool; v is then one collection, and nothing is synced.
+    updates: budget in updates, or None where `epochs` is the budget.
     """
 
     v: int
@@ -34,6 +39,7 @@ class Schedule:
     epochs: int | None
     evaluate_every: int | None
     save_every: int | None
+    offline: bool = False
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> Schedule:
@@ -54,8 +60,11 @@ class Schedule:
             t_ref = AUTO_T_REF if config.objective.name in REFRESHED_BY_DEFAULT else None
         if t_ref is not None and t_ref != "epoch" and (not isinstance(t_ref, int) or isinstance(t_ref, bool)):
             raise ConfigError(f"schedule.t_ref={s.t_ref} must be a number of updates, null, `epoch` or `auto`")
+        offline = config.source == "pool"
+        if offline:
+            per_collection = whole_blocks(getattr(config.objective, "tis_block", None) or 1, s.i)
         return cls(
-            v=s.v,
+            v=per_collection if offline else s.v,
             i=s.i,
             minibatches_per_collection=per_collection,
             t_ref=t_ref,
@@ -64,7 +73,13 @@ class Schedule:
             epochs=s.epochs,
             evaluate_every=config.evaluation.every,
             save_every=config.checkpoint.every,
+            offline=offline,
         )
+
+    @property
+    def title(self) -> str:
+        """How stale the data are, for names of runs."""
+        return f"pool_i{self.i}" if self.offline else f"v{self.v}_i{self.i}"
 
     def minibatch(self, u: int) -> int:
         """The index of the minibatch that update u consumes."""
@@ -79,7 +94,7 @@ class Schedule:
 
     def sync(self, u: int) -> bool:
         """Whether the rollout engine gets the learner's weights before update u."""
-        return u % (self.v * self.i) == 0
+        return not self.offline and u % (self.v * self.i) == 0
 
     def collect(self, u: int) -> bool:
         """Whether a collection is gathered before update u."""
@@ -101,7 +116,7 @@ class Schedule:
 
     def last_sync(self, u: int) -> int:
         """The update before which the engine's present weights were handed over."""
-        return u - u % (self.v * self.i)
+        return 0 if self.offline else u - u % (self.v * self.i)
 
     def position_in_collection(self, u: int) -> int:
         """The place of update u's minibatch in its collection, from 0."""
@@ -146,6 +161,12 @@ class Schedule:
 
     def block_start(self, u: int, size: int) -> bool:
         return u == 0 or self.block_end(u - 1, size) == u
+
+
+def whole_blocks(size: int, i: int) -> int:
+    """The fewest minibatches of `i` updates that end where a block of `size` updates ends: what is read of a pool at a
+    time, so that no block is cut."""
+    return math.lcm(size, i) // i
 
 
 def shares_weights(config: TrainConfig) -> bool:

@@ -59,20 +59,14 @@ def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str |
 def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[Group]) -> float:
     """Mean |learner - behaviour log-prob| in nats per token of groups sampled since the sync, by equal weights.
 
-    The first response of each group is scored, since a prompt's keys are the same for all of them, until PROOF_TOKENS
-    are.
+    As many groups as it takes for PROOF_TOKENS tokens are scored.
 
     Raises:
         SyncError: it is over the engine's tolerance.
     """
-    lengths = np.cumsum([len(group.rollouts[0].token_ids) for group in groups])
-    firsts = [
-        replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
-        for group in groups[: int(np.searchsorted(lengths, PROOF_TOKENS)) + 1]
-    ]
-    sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
-    tokens = np.concatenate(log_ratios(sample, learner.logprobs(sample)))
-    drift = float(np.abs(tokens).mean())
+    tokens = np.cumsum([len(group.rollouts[0].token_ids) for group in groups])
+    enough = groups[: int(np.searchsorted(tokens, PROOF_TOKENS)) + 1]
+    drift = float(np.abs(first_log_ratios(learner, enough)).mean())
     if not drift <= engine.drift_tolerance:
         raise SyncError(
             f"the engine does not sample from version {engine.policy_version}: scored by the learner, its own "
@@ -80,3 +74,14 @@ def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[G
             "from its last checkpoint (resume=), and check that both sides use one precision and temperature"
         )
     return drift
+
+
+def first_log_ratios(learner: Learner, groups: Sequence[Group]) -> np.ndarray:
+    """lambda of every token of the first response of each group, [T] float64: a prompt's keys are the same for all of
+    its responses."""
+    firsts = [
+        replace(group, rollouts=group.rollouts[:1], rewards=group.rewards[:1], verdicts=group.verdicts[:1])
+        for group in groups
+    ]
+    sample = make_minibatch(0, firsts, mask_zero_variance=False, mask_divisor="all")
+    return np.concatenate(log_ratios(sample, learner.logprobs(sample)))

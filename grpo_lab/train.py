@@ -9,25 +9,37 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from grpo_lab.command import HYDRA_TRACEBACK, WANTS_TRACEBACK, composed, errors_on_one_line
-from grpo_lab.config import ConfigError, TrainConfig, save_config
+from grpo_lab.command import HYDRA_TRACEBACK, INTERRUPTED, WANTS_TRACEBACK, composed, errors_on_one_line
+from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
 from grpo_lab.heap import keep_freed_memory
 from grpo_lab.launch import (
     TYPED_VARIABLE,
     Place,
     check_place,
     place_from_environment,
+    run_child,
     start_ranks,
     typed_command,
 )
-from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run
+from grpo_lab.ledger import (
+    claimed,
+    clear,
+    failures_recorded,
+    forget_failure,
+    has_recorded_failure,
+    record_failure,
+    result_hash,
+    standing,
+)
+from grpo_lab.offline.header import check_settings
+from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run, resumed_job
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
 
@@ -36,7 +48,7 @@ if TYPE_CHECKING:
     from grpo_lab.tracking import Tracker
 
 # Errors that every rank raises, or raises because another did: the leading rank reports them.
-RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError")
+RAISED_BY_ALL = ("LeaderFailed", "RankLost", "NonFiniteError", "SyncError", "CollectionError", "PoolError")
 
 
 def main() -> None:
@@ -52,10 +64,11 @@ def _start(config: TrainConfig, overrides: Sequence[str]) -> None:
         _train_as_rank(place, config, overrides)
         return
     config, run_dir, resuming = choose_run(config, overrides)
-    if config.hardware.ranks > 1:
-        start_ranks(config.hardware, ["-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"])
-    else:
-        train(config, run_dir, resuming=resuming)
+    with claimed(run_dir), failures_recorded(run_dir):
+        if config.hardware.ranks > 1:
+            start_ranks(config.hardware, ["-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"])
+        else:
+            train(config, run_dir, resuming=resuming)
 
 
 def _train_as_rank(place: Place, config: TrainConfig, overrides: Sequence[str]) -> None:
@@ -69,45 +82,70 @@ def _train_as_rank(place: Place, config: TrainConfig, overrides: Sequence[str]) 
 
     world = distributed.join(rank=place.rank, size=place.size, local_rank=place.local_rank)
     chosen, run_dir, resuming = world.lead(choose)
-    train(chosen, run_dir, resuming=resuming, world=world)
+    # The process that started the ranks holds the folder; the leading one knows what went wrong.
+    with failures_recorded(run_dir) if world.is_leader else nullcontext():
+        train(chosen, run_dir, resuming=resuming, world=world)
 
 
 class JobError(RuntimeError):
     """A job of a sweep ended with an error, which it has printed itself."""
 
 
-def _run_in_child(config: TrainConfig, run_dir: Path) -> None:
-    """One job of a sweep, in a process of its own, so that nothing of one job is left to the next."""
-    if config.resume is not None:
-        raise ConfigError("resume= goes on with one run and makes no sweep: leave out -m")
+def _run_in_child(config: TrainConfig, run_dir: Path, overrides: Sequence[str]) -> None:
+    """One job of a sweep, in a process of its own, so that nothing of one job is left to the next.
+
+    A folder that holds the same run already is gone on with where it is half done or failed, and left alone where it is
+    finished, or runs elsewhere.
+    """
     if place_from_environment() is not None:
         raise ConfigError("a sweep starts the ranks of its jobs itself: run -m without torchrun or srun")
+    if config.resume is not None:
+        config, run_dir = resumed_job(config, overrides)
+    else:
+        run_dir = _prepare_job(config, run_dir)
+    found = standing(run_dir)
+    if found.state in ("finished", "running"):
+        print(f"{run_dir}: {found}, left as it is")
+        return
+    if config.checkpoint.every is None and holds_a_run(run_dir):
+        print(f"{run_dir}: {found}, and no checkpoint to go on from (checkpoint.every=null): it starts over")
+        clear(run_dir)
+    forget_failure(run_dir)
+    code = _child(run_dir)
+    if code != 0:
+        if (now := standing(run_dir)).state == "running":
+            # Another process took it in the moment between.
+            print(f"{run_dir}: {now}, left as it is")
+            return
+        if code != INTERRUPTED and not has_recorded_failure(run_dir):
+            record_failure(run_dir, f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+        raise JobError(f"the job in {run_dir} ended with exit code {code}")
+
+
+def _prepare_job(config: TrainConfig, run_dir: Path) -> Path:
+    """The folder of a job with its configuration in it; one that holds the same run keeps its own.
+
+    Raises:
+        ConfigError: a setting that cannot work, or a folder that holds another run.
+    """
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
     if holds_a_run(run_dir):
-        raise ConfigError(f"{run_dir} holds a run already: choose another hydra.sweep.dir, or resume that run")
+        if result_hash(load_config(run_dir / CONFIG_FILE)) != result_hash(config):
+            raise ConfigError(f"{run_dir} holds another run already: choose another hydra.sweep.dir or run_dir")
+        return run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.tracking.group is None:
         config.tracking.group = run_dir.parent.name
     save_config(config, run_dir / CONFIG_FILE)
+    return run_dir
+
+
+def _child(run_dir: Path) -> int:
+    """Go on with a run in a process of its own, to its end. Returns its exit code."""
     command = [sys.executable, "-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"]
     typed = shlex.join(typed_command())
-    environment = {**os.environ, HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK)), TYPED_VARIABLE: typed}
-    process = subprocess.Popen(command, env=environment)
-
-    def forward(_signal: int, _frame: FrameType | None) -> None:
-        process.terminate()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, forward)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        # The job was told as well (by the terminal, or by `forward`) and ends tidily; wait for it.
-        process.wait()
-        raise
-    if code != 0:
-        raise JobError(f"the job in {run_dir} ended with exit code {code}")
+    return run_child(command, {HYDRA_TRACEBACK: str(int(WANTS_TRACEBACK)), TYPED_VARIABLE: typed})
 
 
 def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | None = None) -> None:
@@ -119,6 +157,8 @@ def train(config: TrainConfig, run_dir: Path, *, resuming: bool, world: World | 
         ConfigError: a setting, data set, model or checkpoint that cannot be used.
     """
     warnings = validate(config)
+    if config.source == "pool" and (world is None or world.is_leader):
+        check_settings(config)
     set_threads(config)
     if config.hardware.device == "cpu":
         keep_freed_memory()

@@ -83,7 +83,7 @@ def validate(config: TrainConfig) -> list[str]:
         ConfigError: all problems found, one line each.
     """
     problems = [*_value_problems(config), *_batch_problems(config), *_objective_problems(config)]
-    problems += [*engine_problems(config), *hand_off_problems(config)]
+    problems += [*engine_problems(config), *hand_off_problems(config), *_source_problems(config)]
     if not problems:
         problems = list(_schedule_problems(config))
     if problems:
@@ -215,6 +215,24 @@ def _grpo_problems(objective: GrpoConfig) -> Iterator[str]:
         yield "objective.tis_block divides by pi_old, so objective.clip_center must be one"
 
 
+def _source_problems(config: TrainConfig) -> Iterator[str]:
+    if config.source != "pool":
+        if config.pool.path is not None:
+            yield f"pool.path={config.pool.path} is read with source=pool alone: add it, or leave pool.path out"
+        return
+    if config.pool.path is None:
+        yield "source=pool needs pool.path=<folder>, which python -m grpo_lab.pool out=<folder> makes"
+    if config.schedule.overlap:
+        yield "schedule.overlap=true samples beside learning, and source=pool samples nothing: drop one"
+    if config.schedule.epochs is not None:
+        yield (
+            f"schedule.epochs={config.schedule.epochs} counts passes over prompts, and source=pool uses each group of "
+            "the pool once: set schedule.updates instead"
+        )
+    if config.schedule.t_ref == "epoch":
+        yield "schedule.t_ref=epoch waits for a pass over the prompts, which source=pool has not: set a number or null"
+
+
 def _schedule_problems(config: TrainConfig) -> Iterator[str]:
     try:
         schedule = Schedule.from_config(config)
@@ -234,7 +252,7 @@ def _schedule_problems(config: TrainConfig) -> Iterator[str]:
         yield "learner.lr_schedule=linear needs a budget in updates: set schedule.updates instead of schedule.epochs"
     needed = schedule.minibatches_per_collection * config.groups_per_minibatch
     batch = config.collection.prompts_per_batch
-    if batch is not None and batch * config.collection.max_batches < needed:
+    if not schedule.offline and batch is not None and batch * config.collection.max_batches < needed:
         yield (
             f"collection.prompts_per_batch={batch} x collection.max_batches={config.collection.max_batches} = "
             f"{batch * config.collection.max_batches} groups cannot fill a collection of {needed}"

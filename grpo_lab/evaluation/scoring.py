@@ -17,6 +17,17 @@ from grpo_lab.seeds import derive
 from grpo_lab.types import Group, Prompt, Sampling
 
 
+def training_sampling(config: TrainConfig) -> Sampling:
+    """How the responses that a run trains on are sampled."""
+    rollout = config.rollout
+    return Sampling(
+        temperature=rollout.temperature,
+        max_tokens=rollout.max_response_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+    )
+
+
 def evaluation_sampling(config: TrainConfig) -> Sampling:
     """Training's settings, but for those that `evaluation.*` names."""
     e, r = config.evaluation, config.rollout

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import ConfigError, TrainConfig, load_config
+from grpo_lab.config import ConfigError, PoolConfig, TrainConfig, load_config
 from grpo_lab.runs import CONFIG_FILE
 from grpo_lab.validation import validate
 
@@ -119,12 +119,22 @@ def run_settings(run_dir: Path, composed: TrainConfig, overrides: Sequence[str])
 
 
 def single_process(config: TrainConfig) -> TrainConfig:
-    """The configuration on one process that only samples, checked.
+    """The configuration on one process that only evaluates, checked.
 
     Raises:
         ConfigError: all problems found, one line each.
     """
+    config = on_one_process(config)
+    # The rules about evaluation, and the room that its responses need, count whether or not the run itself evaluated.
+    config.evaluation.every = config.evaluation.every or 1
+    validate(config)
+    return config
+
+
+def on_one_process(config: TrainConfig) -> TrainConfig:
+    """A copy of the configuration for one process that samples and does not learn."""
     config = copy.deepcopy(config)
+    config.source, config.pool = "policy", PoolConfig()
     config.hardware = replace(config.hardware, ranks=1, nodes=1)
     config.learner = replace(
         config.learner, engine="torch_local", zero_stage=0, offload_optimizer=False, offload_parameters=False
@@ -135,9 +145,6 @@ def single_process(config: TrainConfig) -> TrainConfig:
     if vllm.mode == "in_process" and vllm.tensor_parallel > 1:
         # In process its parts would be ranks of the run; a worker starts them itself.
         config.rollout.vllm = replace(vllm, mode="worker", sleep=False)
-    # The rules about evaluation, and the room that its responses need, count whether or not the run itself evaluated.
-    config.evaluation.every = config.evaluation.every or 1
-    validate(config)
     return config
 
 

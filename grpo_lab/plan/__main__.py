@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_lab.command import composed, errors_on_one_line
@@ -34,7 +35,7 @@ def main() -> None:
                 show(plan)
 
 
-def _refuse(_config: TrainConfig, _folder: Path) -> None:
+def _refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
     raise ConfigError("a plan is of one run: leave out -m")
 
 

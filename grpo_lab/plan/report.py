@@ -65,6 +65,8 @@ def make_plan(config: TrainConfig, overrides: Sequence[str], options: Options) -
     """
     if config.resume is not None:
         raise ConfigError("resume= goes on with a run: plan with the settings that it was started with")
+    if config.source == "pool":
+        raise ConfigError("source=pool samples nothing, and plans are of runs that sample: leave it out")
     warnings = validate(config)
     shape = shape_of(config)
     found = _measured(config, overrides, options)

@@ -76,4 +76,5 @@ def replayed(board: Board, rows: list[dict[str, Any]]) -> Board:
 def run_title(config: TrainConfig) -> str:
     """A run's name for people: objective, data set, knobs and seed."""
     schedule = config.schedule
-    return f"{config.objective.name} {config.dataset.name} v={schedule.v} i={schedule.i} seed={config.seed}"
+    stale = "pool" if config.source == "pool" else f"v={schedule.v}"
+    return f"{config.objective.name} {config.dataset.name} {stale} i={schedule.i} seed={config.seed}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_lab.ahead import Ahead
-from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, judged_groups, retained_metrics
+from grpo_lab.collect import Collection, CollectionError, Collector, Exhausted, judged_groups, probe, retained_metrics
 from grpo_lab.metrics import scalars
 from grpo_lab.prompts import PromptStream
 from grpo_lab.rewards import Verifier
@@ -258,7 +258,7 @@ def test_a_probe_counts_for_nothing(verifier: Verifier) -> None:
     collector = _collector(verifier, [1, 2, 3, 2])
     before = collector.state()
     prompts = _prompts(3)
-    probes = collector.probe(prompts, update=8)
+    probes = probe(collector.engine, prompts, sampling=SAMPLING, seed=1, update=8)
     assert [group.prompt for group in probes] == prompts
     assert [len(group.rollouts) for group in probes] == [1, 1, 1]
     assert collector.state() == before

@@ -352,7 +352,7 @@ def test_every_experiment_is_planned(experiment: str) -> None:
     ],
 )
 def test_every_model_and_every_hardware_is_planned(model: str, hardware: str) -> None:
-    task = "arithmetic" if model == "tiny" else "gsm8k"
+    task = "arithmetic" if model in ("tiny", "tiny_large") else "gsm8k"
     held = planned(f"model={model}", f"hardware={hardware}", f"dataset={task}", "evaluation.every=null")
     assert held.peak == max(sum(parts.values()) for parts in held.phases.values()) > 0
     assert held.on_gpu == (not hardware.startswith("cpu"))

@@ -232,6 +232,21 @@ def test_words_and_numbers_of_the_configuration() -> None:
     assert not budget.finished(10**6)
 
 
+def test_with_a_pool_nothing_is_synced_and_no_block_is_cut() -> None:
+    common = ("source=pool", "pool.path=p", "schedule.v=3", "schedule.updates=30")
+    # Blocks of 8 updates and passes of 1, 2, 3: what is read at a time ends with a block, in the fewest minibatches.
+    for i, read in ((1, 8), (2, 4), (3, 8), (16, 1)):
+        schedule = Schedule.from_config(run_config("objective=grpo_tis", *common, f"schedule.i={i}"))
+        assert (schedule.minibatches_per_collection, schedule.v) == (read, read)
+        assert not any(schedule.sync(u) for u in range(100))
+        assert [u for u in range(100) if schedule.block_start(u, 8)] == list(range(0, 100, 8))
+        assert {schedule.last_sync(u) for u in range(100)} == {0}
+        assert not any(schedule.samples_again_before_sync(u) for u in range(100))
+    ggpo = Schedule.from_config(run_config("objective=ggpo", *common, "schedule.i=2"))
+    assert (ggpo.minibatches_per_collection, ggpo.t_ref, ggpo.title) == (1, 160, "pool_i2")
+    assert [u for u in range(8) if ggpo.collect(u)] == [0, 2, 4, 6]
+
+
 def test_values_that_are_neither() -> None:
     config = run_config()
     for value in ("often", 1.5, True):

@@ -145,6 +145,20 @@ RULES: list[tuple[list[str], str]] = [
         ["objective=grpo_tis", "objective.clip_center=pi_k", "objective.dual_clip=null"],
         "objective.tis_block divides by pi_old, so objective.clip_center must be one",
     ),
+    (["source=pool"], "source=pool needs pool.path=<folder>, which python -m grpo_lab.pool out=<folder> makes"),
+    (["pool.path=p"], "pool.path=p is read with source=pool alone: add it, or leave pool.path out"),
+    (
+        ["source=pool", "pool.path=p", "schedule.overlap=true"],
+        "schedule.overlap=true samples beside learning, and source=pool samples nothing: drop one",
+    ),
+    (
+        ["source=pool", "pool.path=p", "schedule.epochs=2"],
+        "schedule.epochs=2 counts passes over prompts, and source=pool uses each group of the pool once: set schedule.",
+    ),
+    (
+        ["source=pool", "pool.path=p", "schedule.t_ref=epoch"],
+        "schedule.t_ref=epoch waits for a pass over the prompts, which source=pool has not: set a number or null",
+    ),
     (
         ["schedule.minibatches_per_collection=3"],
         "schedule.minibatches_per_collection=3 must divide schedule.v=8: a collection is sampled by one set of weights",
@@ -334,6 +348,9 @@ def test_each_warning_is_one_clear_line(overrides: list[str], expected: str) -> 
         ["objective=ggpo", "schedule.t_ref=16"],
         ["objective=grpo_rg", "objective.mask_divisor=kept"],
         ["schedule.epochs=2"],
+        # What a collection would need, and how stale it would be, is of no concern with a pool.
+        ["source=pool", "pool.path=p", "collection.prompts_per_batch=1", "collection.max_batches=1"],
+        ["source=pool", "pool.path=p", "objective=ggpo", "schedule.v=256"],
     ],
 )
 def test_what_is_as_meant_warns_of_nothing(overrides: list[str]) -> None:
@@ -347,13 +364,14 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
-# Groups whose every option is a run that may start. A data set may be for evaluation alone.
+# Groups whose every option is a run that may start. A data set may be for evaluation alone, a pool has a path.
 RUNNABLE = ("model", "objective", "schedule", "hardware", "evaluation", "tracking", "scale", "experiment", "debug")
 
 
 def test_no_yaml_is_outside_the_groups_that_are_walked() -> None:
     found = {path.relative_to(conf_dir()).parts[0] for path in conf_dir().rglob("*.yaml")}
-    assert found == {*RUNNABLE, "dataset", "hydra", "config.yaml"}
+    # test_experiments.py and test_tables.py walk the folders of experiment and tables.
+    assert found == {*RUNNABLE, "dataset", "source", "hydra", "tables", "config.yaml"}
 
 
 def test_hardware_presets_are_what_their_names_say() -> None:

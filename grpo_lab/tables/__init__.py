@@ -1,0 +1,1 @@
+"""The papers' tables and figures: what each consists of, and the runs behind it."""

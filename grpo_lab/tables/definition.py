@@ -1,0 +1,322 @@
+"""What a table or figure of a paper consists of: `conf/tables/<target>.yaml`, typed.
+
+A cell is one run: the words that set it apart within the table's experiment. Its labels are the paper's values, also
+where a smaller scale sets others; published numbers and orderings name cells by them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yaml import YAMLError, safe_load  # type: ignore[import-untyped]
+
+from grpo_lab.config import ConfigError, conf_dir
+
+SCALES = ("paper", "tiny")
+# What a row or a point may show. Evaluations while training are of the run's own held-out problems (MATH-500, or the
+# made task's); measures of training are means over the definition's `window` of last updates where a table has them.
+MEASURES = {
+    "average": "mean@32 of the final checkpoint, over all problems of `evaluate`, else over the run's held-out ones",
+    **{f"pass@{k}": f"pass@{k} of the final checkpoint, over the same problems" for k in (1, 4, 8, 16, 32)},
+    "mean": "mean@n of the evaluations while training",
+    "best": "best@32 of the evaluations while training",
+    "pass@1 of 50": "share of right answers over 50 samples, test split, while training",
+    "aime24": "AIME 2024, pass@1, lighteval, each checkpoint",
+    "math500": "MATH-500, extractive match, lighteval, each checkpoint",
+    "solvable": "mean@32 of problems with 0 < p0 <= 0.75",
+    "unsolved": "share of problems with p0 = 0 that 32 samples solve",
+    "k3": "token-mean K3",
+    "ess": "normalised sequence ESS",
+    "drift": "token mean of the absolute log ratio to the behaviour policy",
+    "gradient norm": "of the actor, in the objective's own scale",
+    "entropy": "of the policy, nats",
+    "length": "mean response tokens",
+    "responses": "generated, whole run, discarded ones included",
+    "reward": "mean over retained training responses",
+    "final reward": "the same at the end",
+    "iterations/s": "updates a second, whole run",
+    "log ratio": "mean sequence log ratio to the reference, nats",
+    "within-success ESS": "of the weights among right responses, in groups with two or more",
+    "groups with two right": "share of groups with two or more right responses",
+    "raw loss": "of a group, before normalisation",
+    "q-ESS": "1 / sum q^2 of a group, median",
+}
+RELATIONS = (">", "<", "~", "rises", "falls", "flat")
+# Words that a definition's cells may set; each is one of the run's.
+CELL_KEYS = (
+    "objective",
+    "model",
+    "seed",
+    "group_size",
+    "objective.beta",
+    "objective.zero_variance",
+    "schedule.v",
+    "schedule.i",
+    "schedule.t_ref",
+    "schedule.updates",
+    "learner.lr",
+)
+
+Labels = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run. `labels`: as the paper names it; `words`: what sets it apart, at the scale that was asked for."""
+
+    labels: Labels
+    words: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A number that a paper's text states for the cells that have these labels; `note`: how exactly it does."""
+
+    at: Labels
+    measure: str
+    value: float
+    source: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """A comparison that a paper states. `relation`: of left to right, or a trend of `left` alone. `margin`: by how
+    much, in the measure's unit. `when`: at the end, unless said."""
+
+    left: Labels
+    right: Labels | None
+    relation: str
+    measure: str
+    source: str
+    margin: float | None = None
+    when: str = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A target of `make`. `rows` and `columns`: cell keys, as the paper lays them out (a column may be a measure).
+    `also`: rows that are no runs. `evaluate`: words for `python -m grpo_lab.evaluate run=<folder>`, by scale. `window`:
+    last updates that measures of training are averaged over, by scale. `hours`: of the paper, for one run. `needs`:
+    what is missing before it can run."""
+
+    target: str
+    paper: str
+    label: str
+    title: str
+    experiment: str | None
+    measures: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    grids: tuple[Mapping[str, Any], ...]
+    published: tuple[Published, ...]
+    orderings: tuple[Ordering, ...]
+    remarks: tuple[str, ...]
+    also: tuple[str, ...]
+    evaluate: Mapping[str, str]
+    window: Mapping[str, int]
+    hardware: str | None
+    hours: float | None
+    needs: str | None
+
+    def cells(self, scale: str) -> list[Cell]:
+        """The runs at a scale, in order, each once."""
+        found: list[Cell] = []
+        for grid in self.grids:
+            if grid.get("only", scale) == scale:
+                found += [cell for cell in _product(grid, scale) if cell not in found]
+        return found
+
+
+def targets() -> list[str]:
+    """The names of all definitions."""
+    return sorted(path.stem for path in (conf_dir() / "tables").glob("*.yaml"))
+
+
+def load_definition(target: str) -> Definition:
+    """Read and check `conf/tables/<target>.yaml`.
+
+    Raises:
+        ConfigError: there is none, or a key is wrong; names the file and the key.
+    """
+    if target not in targets():
+        raise ConfigError(f"there is no table or figure {target!r}: choose {', '.join(targets())}")
+    path = conf_dir() / "tables" / f"{target}.yaml"
+    return read_definition(path)
+
+
+def read_definition(path: Path) -> Definition:
+    """The same of any file."""
+    try:
+        raw = safe_load(path.read_text())
+    except YAMLError as error:
+        raise ConfigError(f"{path.name}: {' '.join(str(error).split())}") from error
+    fields = _Fields(path.name, "", raw)
+    definition = Definition(
+        target=path.stem,
+        paper=fields.one_of("paper", ("rg", "gg", "own")),
+        label=fields.take("label", str),
+        title=fields.take("title", str),
+        experiment=fields.maybe("experiment", str),
+        measures=tuple(fields.each_of("measures", tuple(MEASURES))),
+        rows=tuple(fields.each_of("rows", CELL_KEYS)),
+        columns=tuple(fields.each_of("columns", (*CELL_KEYS, *MEASURES, "update"))),
+        grids=_grids(path, fields),
+        published=tuple(_published(each) for each in fields.parts("published")),
+        orderings=tuple(_ordering(each) for each in fields.parts("orderings")),
+        remarks=tuple(fields.maybe("remarks", list) or ()),
+        also=tuple(fields.maybe("also", list) or ()),
+        evaluate=fields.scaled("evaluate", str),
+        window=fields.scaled("window", int),
+        hardware=fields.maybe("hardware", str),
+        hours=fields.maybe("hours", float, int),
+        needs=fields.maybe("needs", str),
+    )
+    fields.end()
+    _check(path.name, definition)
+    return definition
+
+
+def matches(labels: Labels, at: Labels) -> bool:
+    """Whether a cell is among those that `at` names; a list names several."""
+    return all(
+        key in labels and labels[key] in (each if isinstance(each, list) else [each]) for key, each in at.items()
+    )
+
+
+class _Fields:
+    """A mapping read key by key: a wrong or unknown one is an error with its place."""
+
+    def __init__(self, file: str, where: str, raw: Any) -> None:
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{file}: {where or 'the file'} must hold keys and values")
+        self.file, self.where, self.raw = file, where, dict(raw)
+
+    def fail(self, key: str, said: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {self.where}{key} {said}")
+
+    def maybe(self, key: str, *kinds: type) -> Any:
+        value = self.raw.pop(key, None)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise self.fail(key, f"must be {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}")
+        return value
+
+    def take(self, key: str, *kinds: type) -> Any:
+        value = self.maybe(key, *kinds)
+        if value is None:
+            raise self.fail(key, "is missing")
+        return value
+
+    def one_of(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.take(key, str)
+        if value not in choices:
+            raise self.fail(key, f"is {value!r}: choose {', '.join(choices)}")
+        return str(value)
+
+    def each_of(self, key: str, choices: tuple[str, ...]) -> list[str]:
+        values = self.maybe(key, list) or []
+        for value in values:
+            if value not in choices:
+                raise self.fail(key, f"holds {value!r}: choose from {', '.join(choices)}")
+        return values
+
+    def parts(self, key: str) -> Iterator[_Fields]:
+        for index, each in enumerate(self.maybe(key, list) or []):
+            yield _Fields(self.file, f"{key}[{index}].", each)
+
+    def scaled(self, key: str, kind: type) -> dict[str, Any]:
+        values = _Fields(self.file, f"{key}.", self.maybe(key, dict) or {})
+        found = {scale: values.maybe(scale, kind) for scale in SCALES}
+        values.end()
+        return {scale: value for scale, value in found.items() if value is not None}
+
+    def end(self) -> None:
+        for key in self.raw:
+            raise self.fail(str(key), "is not known")
+
+
+def _grids(path: Path, fields: _Fields) -> tuple[Mapping[str, Any], ...]:
+    """The grids of `cells`; another target's name stands for its cells."""
+    if not isinstance(name := fields.raw.get("cells"), str):
+        return tuple(_grid(each) for each in fields.parts("cells"))
+    del fields.raw["cells"]
+    other = path.with_name(f"{name}.yaml")
+    if not other.is_file():
+        raise fields.fail("cells", f"is {name!r}, which is no other target")
+    return read_definition(other).grids
+
+
+def _grid(fields: _Fields) -> dict[str, Any]:
+    grid: dict[str, Any] = {}
+    if fields.raw.get("only") is not None:
+        grid["only"] = fields.one_of("only", SCALES)
+    for key in list(fields.raw):
+        value = fields.raw.pop(key)
+        if key not in CELL_KEYS:
+            raise fields.fail(str(key), f"is no key of a cell: choose from {', '.join(CELL_KEYS)}")
+        values = value if isinstance(value, list) else [value]
+        for each in values:
+            if isinstance(each, dict) and set(each) != set(SCALES):
+                raise fields.fail(key, f"must give a value for each of {', '.join(SCALES)}, not {each!r}")
+        grid[key] = values
+    return grid
+
+
+def _product(grid: Mapping[str, Any], scale: str) -> Iterator[Cell]:
+    keys = [key for key in grid if key != "only"]
+    for values in itertools.product(*(grid[key] for key in keys)):
+        pairs = list(zip(keys, values, strict=True))
+        yield Cell(
+            labels={key: value["paper"] if isinstance(value, dict) else value for key, value in pairs},
+            words={key: value[scale] if isinstance(value, dict) else value for key, value in pairs},
+        )
+
+
+def _published(fields: _Fields) -> Published:
+    found = Published(
+        at=fields.take("at", dict),
+        measure=fields.one_of("measure", tuple(MEASURES)),
+        value=float(fields.take("value", float, int)),
+        source=fields.take("source", str),
+        note=fields.maybe("note", str),
+    )
+    fields.end()
+    return found
+
+
+def _ordering(fields: _Fields) -> Ordering:
+    found = Ordering(
+        left=fields.take("left", dict),
+        right=fields.maybe("right", dict),
+        relation=fields.one_of("relation", RELATIONS),
+        measure=fields.one_of("measure", tuple(MEASURES)),
+        source=fields.take("source", str),
+        margin=fields.maybe("margin", float, int),
+        when=fields.maybe("when", str) or "end",
+    )
+    fields.end()
+    if (found.right is None) != (found.relation in ("rises", "falls", "flat")):
+        raise fields.fail(
+            "right", f"does not go with relation {found.relation!r}: a trend has none, the others have one"
+        )
+    return found
+
+
+def _check(file: str, definition: Definition) -> None:
+    """Numbers and orderings name cells that are there, by measures that are the table's."""
+    cells = [cell.labels for scale in SCALES for cell in definition.cells(scale)]
+    cells += [{"objective": each} for each in definition.also]
+    named = [(f"published[{k}].at", each.at, each.measure) for k, each in enumerate(definition.published)]
+    for k, each in enumerate(definition.orderings):
+        named.append((f"orderings[{k}].left", each.left, each.measure))
+        if each.right is not None:
+            named.append((f"orderings[{k}].right", each.right, each.measure))
+    for where, at, measure in named:
+        if measure not in definition.measures:
+            raise ConfigError(f"{file}: {where} is of {measure!r}, which measures does not name")
+        if cells and not any(matches(labels, at) for labels in cells):
+            raise ConfigError(f"{file}: {where} names no cell: {at}")
