@@ -1,7 +1,7 @@
 """The hand-off with real processes: who is evaluated when, what is kept, what is logged, and what a resume does.
 
-What the evaluation itself would do is played by a script in its place (tests/integration/test_hand_off_runs.py has the real
-one), and Slurm by two more.
+What the evaluation itself would do is played by a script in its place (tests/integration/test_hand_off_runs.py has the
+real one), and Slurm by two more.
 """
 
 from __future__ import annotations
