@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TRL := .venv-trl
 EVAL := .venv-eval
 ARGS ?=
-# Processes that the tests are dealt to, a file at a time.
+# Processes that the tests are dealt to.
 WORKERS ?= 2
 SCALE ?= tiny
 BENCH ?=
@@ -44,7 +44,7 @@ test: setup  ## lint, types, and all tests with coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report= $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --skip-covered --fail-under=90 --omit='$(ENGINE_CODE)'
 
 test-fast: setup  ## the unit tests only
