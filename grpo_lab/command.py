@@ -28,12 +28,31 @@ WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
 # The exit code of a command that was told to stop.
 INTERRUPTED = 130
 
+HELP_FLAGS = ("--help", "-h")
+
 # A composed configuration, and the words of the command line that it came from.
 Command = tuple[TrainConfig, Sequence[str]]
 # One job of a sweep: its configuration, the folder that Hydra has chosen for it, and the words that it came from.
 Job = Callable[[TrainConfig, Path, Sequence[str]], None]
 
 register()
+
+
+def composed_for_one(rest: Sequence[str], *, help_file: str, no_sweep: str) -> list[Command]:
+    """As `composed`, for a command that takes words of its own and is about one run at a time.
+
+    `rest`: the words that are left for Hydra. `help_file`: in conf/hydra/help, what --help shows. `no_sweep`: the error
+    that answers -m.
+    """
+
+    def refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
+        raise ConfigError(no_sweep)
+
+    words = [word for word in rest if word not in HELP_FLAGS]
+    if len(words) < len(rest):
+        words += [f"hydra/help={help_file}", HELP_FLAGS[0]]
+    sys.argv[1:] = words
+    return composed(refuse)
 
 
 def composed(job: Job) -> list[Command]:

@@ -11,33 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.command import composed, errors_on_one_line
+from grpo_lab.command import composed_for_one, errors_on_one_line
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.evaluation.settings import Request, check_request, run_settings, single_process, take_request
 from grpo_lab.launch import place_from_environment
 from grpo_lab.train import set_threads, set_up_process
 
-# What makes --help describe this command.
-HELP, HELP_FLAGS = "hydra/help=grpo_lab_evaluate", ("--help", "-h")
 # Where results go: in a run's folder, and those of other models.
 RESULTS = "evaluation"
 OUTPUTS = Path("outputs") / RESULTS
+
+NO_SWEEP = "-m makes sweeps, which are of training: name several runs as run=A,B"
 
 
 def main() -> None:
     """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
     with errors_on_one_line():
         request, rest = take_request(sys.argv[1:])
-        if any(word in HELP_FLAGS for word in rest):
-            rest = [*(word for word in rest if word not in HELP_FLAGS), HELP, HELP_FLAGS[0]]
-        sys.argv[1:] = rest
-        for config, overrides in composed(_refuse):
+        for config, overrides in composed_for_one(rest, help_file="grpo_lab_evaluate", no_sweep=NO_SWEEP):
             check_request(request, overrides)
             _evaluate(request, config, overrides)
-
-
-def _refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
-    raise ConfigError("-m makes sweeps, which are of training: name several runs as run=A,B")
 
 
 def _evaluate(request: Request, config: TrainConfig, overrides: Sequence[str]) -> None:

@@ -7,29 +7,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_lab.command import composed, errors_on_one_line
+from grpo_lab.command import composed_for_one, errors_on_one_line
 from grpo_lab.config import ConfigError, TrainConfig, config_hash
 from grpo_lab.launch import place_from_environment
 from grpo_lab.pool.options import Request, check_request, groups_wanted, settings, take_request
 from grpo_lab.train import set_threads, set_up_process
 
-# What makes --help describe this command.
-HELP, HELP_FLAGS = "hydra/help=grpo_lab_pool", ("--help", "-h")
+NO_SWEEP = "-m makes sweeps, which are of training: make one pool at a time"
 
 
 def main() -> None:
     """The command: exit code 0, 2 after an error that names what to mend, 130 after an interruption."""
     with errors_on_one_line():
         request, rest = take_request(sys.argv[1:])
-        if any(word in HELP_FLAGS for word in rest):
-            rest = [*(word for word in rest if word not in HELP_FLAGS), HELP, HELP_FLAGS[0]]
-        sys.argv[1:] = rest
-        for config, overrides in composed(_refuse):
+        for config, overrides in composed_for_one(rest, help_file="grpo_lab_pool", no_sweep=NO_SWEEP):
             _make(request, config, overrides)
-
-
-def _refuse(_config: TrainConfig, _folder: Path, _words: Sequence[str]) -> None:
-    raise ConfigError("-m makes sweeps, which are of training: make one pool at a time")
 
 
 def _make(request: Request, config: TrainConfig, overrides: Sequence[str]) -> None:
