@@ -33,9 +33,9 @@ from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.evaluation.benchmarks import load_benchmarks
 from grpo_lab.evaluation.lighteval_process import find_python
 from grpo_lab.evaluation.targets import digest_as_saved
+from grpo_lab.guarded import GuardedProcess, last_lines
 from grpo_lab.launch import without_launcher
 from grpo_lab.policy import load_tokenizer
-from grpo_lab.rollout.vllm.process import EngineProcess, last_lines
 from grpo_lab.tracking import Tracker
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class LocalWay:
 
     def __init__(self) -> None:
         self._queue: deque[Task] = deque()
-        self._process: EngineProcess | None = None
+        self._process: GuardedProcess | None = None
 
     def begin(self, task: Task) -> str:
         self._queue.append(task)
@@ -160,7 +160,7 @@ class LocalWay:
         task = self._queue[0]
         command = [sys.executable, *task.words]
         try:
-            self._process = EngineProcess(command, environment=without_launcher(os.environ), log=task.log)
+            self._process = GuardedProcess(command, environment=without_launcher(os.environ), log=task.log)
         except OSError as error:
             logger.warning("the evaluation of checkpoint %d does not start: %s", task.update, error)
 

@@ -56,6 +56,10 @@ NO_RESULT = (
     "evaluation.paths",
     "evaluation.lighteval",
     "evaluation.lighteval_python",
+    "evaluation.checkpoints",
+    "evaluation.hand_off",
+    "evaluation.device",
+    "evaluation.sbatch",
 )
 
 State = Literal["missing", "half done", "running", "failed", "finished"]

@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,16 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what a clock says."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+
+
+def run_module(name: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the package, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", name, *arguments],
+        cwd=cwd,
+        env=dict(os.environ),
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=200,
+    )

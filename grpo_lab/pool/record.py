@@ -16,7 +16,6 @@ from grpo_lab.models import prepare_model
 from grpo_lab.offline.header import Header, Sampler
 from grpo_lab.offline.identity import template_hash, tokenizer_hash
 from grpo_lab.offline.proof import weights_hash
-from grpo_lab.offline.source import SPOT_CHECKS
 from grpo_lab.policy import end_tokens, load_tokenizer
 from grpo_lab.pool.draft import Draft
 from grpo_lab.rollout import RolloutEngine, build_rollout_engine
@@ -107,7 +106,7 @@ def _sample(
                 f"{wanted} are wanted: leave schedule.epochs out, or ask for fewer"
             )
         if not proved:
-            drift = prove_by_scoring(learner, engine, gathered.groups[:SPOT_CHECKS])
+            drift = prove_by_scoring(learner, engine, gathered.groups)
             tell.message(
                 f"the sampler's log-probs are its weights': scored again they differ by {drift:.2g} nats a token"
             )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SMALL, compose_small, run_process
+from small_runs import SMALL, compose_small, run_module, run_process
 
 from grpo_lab import checkpoint
 from grpo_lab.config import ConfigError, TrainConfig, save_config
@@ -55,16 +55,7 @@ def runs(trained: list[Path], tmp_path: Path) -> list[Path]:
     return [Path(shutil.copytree(run, tmp_path / run.name)) for run in trained]
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_lab.evaluate", *arguments],
-        cwd=cwd,
-        env=dict(os.environ),
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=200,
-    )
+command = partial(run_module, "grpo_lab.evaluate")
 
 
 def _evaluate(run_dir: Path, *wanted: str, **changes: Any) -> tuple[dict[str, Any], list[str]]:

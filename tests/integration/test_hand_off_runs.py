@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SMALL, compose_small, rows, run_process
+from small_runs import SMALL, compose_small, rows, run_module, run_process
 
 from grpo_lab import checkpoint
 from grpo_lab.config import TrainConfig, save_config
@@ -126,15 +126,7 @@ def test_stopped_while_the_end_waits(plain: Path, model_cache: Path, tmp_path: P
     assert process.returncode == 130, said
     assert "next: python -m grpo_lab.train resume=run" in said
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
-    done = subprocess.run(
-        [sys.executable, "-m", "grpo_lab.train", "resume=run"],
-        cwd=tmp_path,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    done = run_module("grpo_lab.train", "resume=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "over 2 checkpoints" in done.stdout
     _assert_evaluated(run_dir, plain)

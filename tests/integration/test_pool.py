@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import SMALL, KillPoint, rows, run_process
+from small_runs import SMALL, KillPoint, rows, run_module, run_process
 
 from grpo_lab import checkpoint
 from grpo_lab.config import ConfigError, TrainConfig
@@ -27,16 +27,7 @@ OBJECTIVES = ["grpo", "grpo_tis", "agro", "ggpo"]
 OF_COLLECTING = ("collect/", "reward/drawn", "verdict/", "total/", "epoch", "pool/", "sync/")
 
 
-def pool_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_lab.pool", *arguments],
-        cwd=cwd,
-        env=dict(os.environ),
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=200,
-    )
+pool_command = partial(run_module, "grpo_lab.pool")
 
 
 @pytest.fixture(scope="module")

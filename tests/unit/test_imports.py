@@ -25,6 +25,8 @@ ORDER = [
     "validation",
     "runs",
     "launch",
+    "guard",
+    "guarded",
     "heap",
     "atomic",
     "ledger",

@@ -19,11 +19,11 @@ from tiny import EOS, char_tokenizer, composed, make_prompt
 from torch import Tensor
 
 from grpo_lab.config import ConfigError
+from grpo_lab.guarded import GuardedProcess, last_lines
 from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.vllm.engine import VllmEngine, build_vllm_engine
 from grpo_lab.rollout.vllm.folder import WeightFolder, read_buckets, write_buckets
 from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, sampling_arguments
-from grpo_lab.rollout.vllm.process import EngineProcess, last_lines
 from grpo_lab.rollout.vllm.settings import (
     NOT_INSTALLED,
     check_version,
@@ -214,7 +214,7 @@ def pair_in(log: Path) -> list[int]:
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_process_ends_with_all_that_it_started(how: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = EngineProcess([sys.executable, "-c", PAIR], environment=os.environ, log=log)
+    process = GuardedProcess([sys.executable, "-c", PAIR], environment=os.environ, log=log)
     pids = pair_in(log)
     assert process.ended() is None
     getattr(process, how)()
@@ -228,14 +228,14 @@ def test_a_process_tells_how_it_ended(tmp_path: Path) -> None:
     code = (
         "import sys; print('(pid=3) ValueError: too small'); print('RuntimeError: See root cause above'); sys.exit(3)"
     )
-    process = EngineProcess([sys.executable, "-c", code], environment=os.environ, log=log)
+    process = GuardedProcess([sys.executable, "-c", code], environment=os.environ, log=log)
     assert wait_until(lambda: process.ended() is not None)
     assert process.ended() == "exit status 3"
     assert process.complaint() == "ValueError: too small"
     assert last_lines(log).endswith("too small | RuntimeError: See root cause above")
     process.kill()
 
-    killed = EngineProcess([sys.executable, "-c", PAIR], environment=os.environ, log=tmp_path / "second")
+    killed = GuardedProcess([sys.executable, "-c", PAIR], environment=os.environ, log=tmp_path / "second")
     os.kill(pair_in(tmp_path / "second")[0], signal.SIGKILL)
     assert wait_until(lambda: killed.ended() == "signal 9")
     killed.kill()
@@ -244,8 +244,8 @@ def test_a_process_tells_how_it_ended(tmp_path: Path) -> None:
 def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = (
-        f"import os, pathlib, time; from grpo_lab.rollout.vllm.process import EngineProcess;"
-        f"EngineProcess([{sys.executable!r}, '-c', {PAIR!r}], environment=os.environ, log=pathlib.Path({str(log)!r}));"
+        f"import os, pathlib, time; from grpo_lab.guarded import GuardedProcess;"
+        f"GuardedProcess([{sys.executable!r}, '-c', {PAIR!r}], environment=os.environ, log=pathlib.Path({str(log)!r}));"
         "time.sleep(60)"
     )
     log.touch()

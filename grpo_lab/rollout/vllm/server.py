@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_lab.config import ConfigError
+from grpo_lab.guarded import GuardedProcess
 from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.vllm.folder import WeightFolder
 from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, agreed
 from grpo_lab.rollout.vllm.http import ServerApi
-from grpo_lab.rollout.vllm.process import EngineProcess
 from grpo_lab.rollout.vllm.settings import check_version, start_failure
 from grpo_lab.weights import Weights
 
@@ -126,7 +126,7 @@ class ServerHost:
         self._settings = settings
         self._tokenizer = tokenizer
         self._sender = sender
-        self._process: EngineProcess | None = None
+        self._process: GuardedProcess | None = None
         self._api: ServerApi | None = None
         self._model = ""
         self.name = "the vLLM server" + (f" at {settings.url}" if settings.url else "")
@@ -159,7 +159,7 @@ class ServerHost:
         flags = {**settings.arguments, **self._sender.flags, "host": "127.0.0.1", "port": port}
         command = [sys.executable, *SERVE[1:], *_flags(flags)]
         environment = {**settings.environment, DEVELOPMENT: "1"}
-        self._process = EngineProcess(command, environment=environment, log=settings.log)
+        self._process = GuardedProcess(command, environment=environment, log=settings.log)
         return f"http://127.0.0.1:{port}"
 
     def _wait(self) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.guarded import last_lines
 from grpo_lab.launch import without_launcher
-from grpo_lab.rollout.vllm.process import last_lines
 
 # Versions that the adapter was written against: from the first, below the second.
 TESTED = ((0, 32), (0, 34))

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.guarded import GRACE, GuardedProcess, last_lines
 from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.vllm.folder import WeightFolder
 from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost
-from grpo_lab.rollout.vllm.process import GRACE, EngineProcess, last_lines
 from grpo_lab.rollout.vllm.settings import start_failure
 from grpo_lab.weights import Weights
 
@@ -54,7 +54,7 @@ class WorkerHost:
         self._start_timeout = start_timeout
         self._generate_timeout = generate_timeout
         self._sync_timeout = sync_timeout
-        self._process: EngineProcess | None = None
+        self._process: GuardedProcess | None = None
         self._connection: Connection | None = None
         # The child itself, not its guard.
         self.pid: int | None = None
@@ -66,7 +66,9 @@ class WorkerHost:
     def start(self) -> None:
         self._connection, theirs = Pipe()
         command = [sys.executable, "-m", "grpo_lab.rollout.vllm.worker", str(theirs.fileno())]
-        self._process = EngineProcess(command, environment=self._environment, log=self._log, pass_fds=[theirs.fileno()])
+        self._process = GuardedProcess(
+            command, environment=self._environment, log=self._log, pass_fds=[theirs.fileno()]
+        )
         theirs.close()
         try:
             self.pid = self._ask("start", self._start_timeout, self._arguments)

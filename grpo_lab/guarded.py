@@ -1,4 +1,4 @@
-"""A process of vLLM's that the run started: its log, its end, and its group."""
+"""A process of another program that this one started: its log, its end, and its group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_lab.rollout.vllm import guard
+from grpo_lab import guard
 
 # Lines of the log that an error message repeats.
 TAIL_LINES = 3
@@ -21,7 +21,7 @@ COMPLAINT = r"\b\w*(?:Error|Exception): .+|error: unrecognized arguments: .+"
 GRACE = 5.0
 
 
-class EngineProcess:
+class GuardedProcess:
     """A command and all that it starts, as one process group, which never outlives this process."""
 
     def __init__(
