@@ -149,7 +149,7 @@ def test_a_value_for_a_scale_that_an_experiment_lacks() -> None:
         ["run_dir=elsewhere", "tracking.wandb=disabled", "tracking.view=off"],
         ["hardware.threads=1", "learner.micro_batch_tokens=8192", "rollout.max_rows=512"],
         ["checkpoint.every=64", "checkpoint.keep=5"],
-        ["evaluation.benchmarks=[math500]"],
+        ["evaluation.benchmarks=[math500]", "evaluation.checkpoints=true", "evaluation.hand_off=background"],
     ],
 )
 def test_one_run_whatever_does_not_decide_its_results(words: list[str]) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_config import run_config
 
 from grpo_lab import ledger
-from grpo_lab.ledger import BusyError, Standing, claimed, failures_recorded, is_claimed, result_hash, standing
+from grpo_lab.ledger import BusyError, Standing, claimed, failures_recorded, is_claimed, standing
 
 
 def leave(run_dir: Path, *updates: int, status: str | None = None, half_a_line: bool = False) -> None:
@@ -19,19 +18,6 @@ def leave(run_dir: Path, *updates: int, status: str | None = None, half_a_line: 
     (run_dir / "metrics.jsonl").write_text(lines + ('{"kind": "upda' if half_a_line else ""))
     if status is not None:
         (run_dir / "summary.json").write_text(json.dumps({"status": status, "updates": updates[-1]}))
-
-
-@pytest.mark.parametrize(
-    ("words", "same"),
-    [
-        (["evaluation.checkpoints=true", "evaluation.hand_off=background"], True),
-        (["rollout.max_rows=512", "tracking.wandb=offline", "learner.micro_batch_tokens=2048"], True),
-        (["evaluation.n=4"], False),
-        (["schedule.v=4"], False),
-    ],
-)
-def test_what_decides_results_decides_the_name(words: list[str], same: bool) -> None:
-    assert (result_hash(run_config(*words)) == result_hash(run_config())) is same
 
 
 def test_missing_until_something_is_logged(tmp_path: Path) -> None:
