@@ -59,6 +59,7 @@ CELL_KEYS = (
     "schedule.t_ref",
     "schedule.updates",
     "learner.lr",
+    "dataset.data_seed",
 )
 
 Labels = Mapping[str, Any]

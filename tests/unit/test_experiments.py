@@ -10,7 +10,7 @@ from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
 
 GG_PAPER = ("qwen3_1_7b_base", "alp_math", 256, 8000, 51)
-GG_TINY = ("tiny", "arithmetic", 256, 1024, 17)
+GG_TINY = ("tiny", "arithmetic_mixed", 128, 1024, 17)
 # Model, data, responses in an update, updates, evaluations while training.
 GEOMETRY = {
     **{
@@ -21,7 +21,7 @@ GEOMETRY = {
         )
     },
     **{
-        f"gg/{name}": (("qwen3_1_7b_base", "alp_math", 256, 400, 6), ("tiny", "arithmetic", 256, 400, 11))
+        f"gg/{name}": (("qwen3_1_7b_base", "alp_math", 256, 400, 6), ("tiny", "arithmetic_mixed", 128, 400, 11))
         for name in ("table5", "fig4")
     },
     # 28 prompts of 16 responses; 7,473 problems are 266 such updates, and RG trains for four epochs.

@@ -98,7 +98,7 @@ def test_equal_cells_of_several_tables_are_one_run() -> None:
 
 
 def test_settings_of_a_cell_and_its_scale() -> None:
-    for scale, beta in (("paper", 0.1), ("tiny", 4.0)):
+    for scale, beta in (("paper", 0.1), ("tiny", 3.2)):
         (run,) = [r for r in runs_of(load_definition("gg-fig9"), scale, []) if r.cell.labels["schedule.t_ref"] is None]
         assert run.cell.labels["objective.beta"] == 0.1
         assert vars(run.config.objective)["beta"] == beta
