@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,6 +89,11 @@ class Standing:
 def result_hash(config: TrainConfig) -> str:
     """A name for everything in a configuration that decides a run's results: equal for `t_ref=auto` and the number
     that it means, and whatever the keys of `NO_RESULT` are."""
+    return short_hash(result_settings(config))
+
+
+def result_settings(config: TrainConfig) -> dict[str, Any]:
+    """All that decides a run's results, by key."""
     values = asdict(config)
     for key in NO_RESULT:
         *path, name = key.split(".")
@@ -104,7 +109,12 @@ def result_hash(config: TrainConfig) -> str:
     }
     if config.rollout.engine == "vllm":
         values["rollout"]["vllm"] = {"dtype": config.rollout.vllm.dtype, "seed": config.rollout.vllm.seed}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+    return values
+
+
+def short_hash(settings: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits for a folder's name."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def standing(run_dir: Path) -> Standing:

@@ -14,6 +14,7 @@ from grpo_lab.ledger import standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 from grpo_lab.tables.cells import OUTPUTS, Run, runs_of
 from grpo_lab.tables.definition import SCALES, load_definition, targets
+from grpo_lab.tables.pools import record_missing
 
 USAGE = "usage: python -m grpo_lab.tables <target> [scale=tiny|paper] [dry=true] [group=option] [key=value], or list"
 
@@ -76,8 +77,6 @@ def read_request(words: Sequence[str]) -> Request:
 
 def _run(request: Request) -> int:
     definition = load_definition(request.target)
-    if definition.needs is not None:
-        raise ConfigError(f"{request.target} cannot run yet: it needs {definition.needs}")
     if any("," in word and not any(c in word for c in "[{(") for word in request.extra):
         raise ConfigError(f"the cells of {request.target} are its sweep: give one value a key, not {request.extra}")
     runs = runs_of(definition, request.scale, request.extra)
@@ -90,6 +89,7 @@ def _run(request: Request) -> int:
     todo = [run for run, each in zip(runs, found, strict=True) if each.state not in ("finished", "running")]
     if request.dry or not todo:
         return 0
+    record_missing([run.pool for run in todo if run.pool is not None])
     _sweep(todo, request)
     after = [(run, each) for run in todo if (each := standing(run.folder)).state not in ("finished", "running")]
     if after:

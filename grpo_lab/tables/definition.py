@@ -102,8 +102,7 @@ class Ordering:
 class Definition:
     """A target of `make`. `rows` and `columns`: cell keys, as the paper lays them out (a column may be a measure).
     `also`: rows that are no runs. `evaluate`: words for `python -m grpo_lab.evaluate run=<folder>`, by scale. `window`:
-    last updates that measures of training are averaged over, by scale. `hours`: of the paper, for one run. `needs`:
-    what is missing before it can run."""
+    last updates that measures of training are averaged over, by scale. `hours`: of the paper, for one run."""
 
     target: str
     paper: str
@@ -122,7 +121,6 @@ class Definition:
     window: Mapping[str, int]
     hardware: str | None
     hours: float | None
-    needs: str | None
 
     def cells(self, scale: str) -> list[Cell]:
         """The runs at a scale, in order, each once."""
@@ -175,7 +173,6 @@ def read_definition(path: Path) -> Definition:
         window=fields.scaled("window", int),
         hardware=fields.maybe("hardware", str),
         hours=fields.maybe("hours", float, int),
-        needs=fields.maybe("needs", str),
     )
     fields.end()
     _check(path.name, definition)

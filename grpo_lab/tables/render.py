@@ -24,7 +24,7 @@ def show_targets(console: Console) -> None:
     table = Table("target", "of", "what", "runs: paper", "tiny")
     for target in targets():
         definition = load_definition(target)
-        counts = [definition.needs or str(len(definition.cells(scale))) for scale in ("paper", "tiny")]
+        counts = [str(len(definition.cells(scale))) for scale in ("paper", "tiny")]
         table.add_row(target, f"{definition.paper.upper()} {definition.label}", definition.title, *counts)
     console.print(table)
 

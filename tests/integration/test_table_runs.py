@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_runs import SMALL, rows, run_process
 
-from grpo_lab.config import save_config
+from grpo_lab.config import ConfigError, save_config
 from grpo_lab.ledger import FAILURE_FILE, claimed, standing
 from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import load_definition
+from grpo_lab.tables.pools import record_missing
 
 # Two cells that differ in their objective alone.
 TARGET = "gg-fig10"
@@ -130,3 +132,28 @@ def test_a_sweep_of_ones_own_goes_on_in_its_folder(words: list[str]) -> None:
     assert "holds another run already" in changed.stderr
     summary = json.loads(Path("mine/0_ggpo_v2_i1_seed1/summary.json").read_text())
     assert summary["updates"] == 4
+
+
+def test_an_offline_run_learns_from_the_pool_that_its_table_records(words: list[str]) -> None:
+    first, *_ = runs_of(load_definition("gg-table5"), "tiny", words)
+    assert first.pool is not None
+    record_missing([first.pool, first.pool])
+    (pool,) = Path("outputs/papers/tiny/pools").iterdir()
+    made = (pool / "pool.json").stat().st_mtime_ns
+    record_missing([first.pool])
+    assert (pool / "pool.json").stat().st_mtime_ns == made
+
+    first.folder.mkdir(parents=True)
+    save_config(first.config, first.folder / "config.yaml")
+    assert run_process(first.config, first.folder) == 0
+    assert standing(first.folder).state == "finished"
+    assert rows(first.folder)[-1]["pool/left"] == 0
+
+
+def test_a_pool_that_cannot_be_recorded_stops_its_table(words: list[str]) -> None:
+    first, *_ = runs_of(load_definition("gg-table5"), "tiny", words)
+    assert first.pool is not None
+    broken = replace(first.pool, words=(*first.pool.words, "dataset.operands=99"))
+    with pytest.raises(ConfigError, match="could not be recorded: mend what is said above"):
+        record_missing([broken])
+    assert not first.pool.folder.exists()

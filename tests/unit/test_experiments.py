@@ -55,7 +55,9 @@ def evaluations(config: TrainConfig) -> int:
 @pytest.mark.parametrize("scale", ["paper", "tiny"])
 @pytest.mark.parametrize("experiment", GEOMETRY)
 def test_geometry(experiment: str, scale: str) -> None:
-    config = composed(experiment, scale)
+    # Offline runs need a pool, which says nothing here.
+    offline = ["pool.path=somewhere"] if composed(experiment, scale).source == "pool" else []
+    config = composed(experiment, scale, *offline)
     responses = config.group_size * config.groups_per_minibatch
     found = (config.model.name, config.dataset.name, responses, config.schedule.updates, evaluations(config))
     assert found == GEOMETRY[experiment][scale == "tiny"]
@@ -114,8 +116,8 @@ def test_rg_as_published() -> None:
 
 
 def test_tiny_keeps_the_ladder_and_changes_rates_and_beta_by_objective() -> None:
-    """beta times the mean length is 7 for AGRO and GGPO at either scale: 0.01 x 700, 0.4 x 17.5."""
-    expected = {"grpo": (2e-4, 0.01), "agro": (6e-5, 0.4), "ggpo": (4e-5, 0.4)}
+    """beta times the mean length is 7 for AGRO and GGPO at either scale: 0.01 x 700, 0.32 x 22."""
+    expected = {"grpo": (2e-4, 0.01), "agro": (6e-5, 0.32), "ggpo": (4e-5, 0.32)}
     for objective, (lr, beta) in expected.items():
         config = composed("gg/table1", "tiny", f"objective={objective}")
         assert (config.learner.lr, vars(config.objective)["beta"], config.schedule.v) == (lr, beta, 8)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from grpo_lab.config import ConfigError
 from grpo_lab.tables.__main__ import read_request
-from grpo_lab.tables.cells import runs_of
+from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import load_definition, matches, read_definition, targets
 
 # Runs at paper and at tiny, counted by hand from the papers.
@@ -44,7 +45,12 @@ RUNS = {
     "gg-table8": (3, 3),
     "gg-fig10": (2, 2),
 }
-PUBLISHED_RUNS = [target for target in RUNS if load_definition(target).needs is None]
+
+
+@cache
+def composed(target: str, scale: str) -> list[Run]:
+    """The runs of a target as they are: composing them takes a while, and several tests look at the same."""
+    return runs_of(load_definition(target), scale, [])
 
 
 def test_every_target_has_its_cells() -> None:
@@ -56,11 +62,11 @@ def test_every_target_has_its_cells() -> None:
     assert found == RUNS
 
 
-@pytest.mark.parametrize("target", PUBLISHED_RUNS)
+@pytest.mark.parametrize("target", RUNS)
 def test_every_cell_composes_at_both_scales_and_is_a_run_of_its_own(target: str) -> None:
     definition = load_definition(target)
     for scale in ("paper", "tiny"):
-        runs = runs_of(definition, scale, [])
+        runs = composed(target, scale)
         assert len({run.folder for run in runs}) == len(runs) == len(definition.cells(scale))
         for run in runs:
             assert run.folder.parent == Path("outputs/papers") / scale
@@ -68,18 +74,18 @@ def test_every_cell_composes_at_both_scales_and_is_a_run_of_its_own(target: str)
 
 
 def test_rules_of_the_tiny_scale_share_the_papers_cells() -> None:
-    """Two betas of two objectives, two forms of the refresh, and fifteen rates; the default pair comes up twice."""
+    """Four betas of two objectives, two forms of the refresh, and fifteen rates, these on a seed of their own."""
     assert load_definition("tiny-rules").cells("paper") == []
-    runs = runs_of(load_definition("tiny-rules"), "tiny", [])
+    runs = composed("tiny-rules", "tiny")
     assert len(runs) == 8 + 8 + 15
-    assert len({run.folder for run in runs}) == len(runs) - 2
+    assert len({run.folder for run in runs}) == len(runs)
     aligned = folders("gg-table4", schedule__t_ref=128, seed=42)
     assert len(aligned) == 4
     assert aligned < {run.folder for run in runs}
 
 
 def folders(target: str, **labels: object) -> set[Path]:
-    runs = runs_of(load_definition(target), "tiny", [])
+    runs = composed(target, "tiny")
     wanted = {key.replace("__", "."): value for key, value in labels.items()}
     return {run.folder for run in runs if matches(run.cell.labels, wanted)}
 
@@ -99,14 +105,34 @@ def test_equal_cells_of_several_tables_are_one_run() -> None:
 
 def test_settings_of_a_cell_and_its_scale() -> None:
     for scale, beta in (("paper", 0.1), ("tiny", 3.2)):
-        (run,) = [r for r in runs_of(load_definition("gg-fig9"), scale, []) if r.cell.labels["schedule.t_ref"] is None]
+        (run,) = [r for r in composed("gg-fig9", scale) if r.cell.labels["schedule.t_ref"] is None]
         assert run.cell.labels["objective.beta"] == 0.1
         assert vars(run.config.objective)["beta"] == beta
         assert run.config.schedule.t_ref is None
-    (reuse,) = [r for r in runs_of(load_definition("rg-fig2"), "paper", []) if r.cell.labels["schedule.i"] == 10]
+    (reuse,) = [r for r in composed("rg-fig2", "paper") if r.cell.labels["schedule.i"] == 10]
     assert (reuse.config.schedule.updates, reuse.config.schedule.t_ref) == (2660, None)
-    large = [r for r in runs_of(load_definition("gg-table1"), "tiny", []) if r.config.model.name == "tiny_large"]
+    large = [r for r in composed("gg-table1", "tiny") if r.config.model.name == "tiny_large"]
     assert {r.cell.labels["model"] for r in large} == {"qwen3_4b_base"}
+
+
+def test_offline_runs_that_sample_alike_share_a_pool() -> None:
+    """One for each seed, whatever the objective that learns from it; other problems are another pool."""
+    definition = load_definition("gg-table5")
+    runs = composed("gg-table5", "tiny")
+    pools: dict[int, set[Path]] = {}
+    for run in runs:
+        assert run.pool is not None
+        assert run.config.pool.path == str(run.pool.folder)
+        pools.setdefault(run.config.seed, set()).add(run.pool.folder)
+    assert {seed: len(folders) for seed, folders in pools.items()} == {42: 1, 1234: 1, 2027: 1}
+    assert len(set.union(*pools.values())) == 3
+    rate, problems = (runs_of(definition, "tiny", [word]) for word in ("learner.lr=1e-3", "dataset.data_seed=5"))
+    assert [run.pool for run in rate] != [run.pool for run in runs]
+    assert [run.config.pool.path for run in rate] == [run.config.pool.path for run in runs]
+    assert not {run.config.pool.path for run in problems} & {run.config.pool.path for run in runs}
+    (own, *_) = runs_of(definition, "tiny", ["pool.path=mine"])
+    assert (own.config.pool.path, own.pool) == ("mine", None)
+    assert all(run.pool is None for run in composed("gg-fig10", "tiny"))
 
 
 @pytest.mark.parametrize("target", targets())
@@ -140,7 +166,7 @@ def test_published_numbers_by_hand() -> None:
 
 def test_a_users_words_and_the_cells() -> None:
     definition = load_definition("gg-fig10")
-    plain, shorter = runs_of(definition, "tiny", []), runs_of(definition, "tiny", ["schedule.updates=8"])
+    plain, shorter = composed("gg-fig10", "tiny"), runs_of(definition, "tiny", ["schedule.updates=8"])
     assert {run.config.schedule.updates for run in shorter} == {8}
     assert not {run.folder for run in plain} & {run.folder for run in shorter}
     with pytest.raises(ConfigError, match="objective= is set by the cells of gg-fig10: leave it out"):
