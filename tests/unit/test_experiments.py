@@ -117,7 +117,7 @@ def test_rg_as_published() -> None:
 
 def test_tiny_keeps_the_ladder_and_changes_rates_and_beta_by_objective() -> None:
     """beta times the mean length is 7 for AGRO and GGPO at either scale: 0.01 x 700, 0.32 x 22."""
-    expected = {"grpo": (2e-4, 0.01), "agro": (6e-5, 0.32), "ggpo": (4e-5, 0.32)}
+    expected = {"grpo": (2e-4, 0.01), "agro": (1e-4, 0.32), "ggpo": (1e-4, 0.32)}
     for objective, (lr, beta) in expected.items():
         config = composed("gg/table1", "tiny", f"objective={objective}")
         assert (config.learner.lr, vars(config.objective)["beta"], config.schedule.v) == (lr, beta, 8)
