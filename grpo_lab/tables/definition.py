@@ -15,6 +15,7 @@ from typing import Any
 from yaml import YAMLError, safe_load  # type: ignore[import-untyped]
 
 from grpo_lab.config import ConfigError, conf_dir
+from grpo_lab.tables.when import END, When
 
 SCALES = ("paper", "tiny")
 # What a row or a point may show. Evaluations while training are of the run's own held-out problems (MATH-500, or the
@@ -45,7 +46,12 @@ MEASURES = {
     "raw loss": "of a group, before normalisation",
     "q-ESS": "1 / sum q^2 of a group, median",
 }
-RELATIONS = (">", "<", "~", "rises", "falls", "flat")
+# Over the checkpoints of a run, in the order of RG's tables.
+STATISTICS = ("minimum", "maximum", "median", "mean")
+# How a text states a number: as it is, by its order of magnitude, or as a bound from above.
+FORMS = ("exact", "order", "below")
+TRENDS = ("rises", "falls", "flat")
+RELATIONS = (">", "<", "~", *TRENDS)
 # Words that a definition's cells may set; each is one of the run's.
 CELL_KEYS = (
     "objective",
@@ -74,12 +80,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A number that a paper's text states for the cells that have these labels; `note`: how exactly it does."""
+    """A number that a paper's text states for the cells that have these labels. `statistic`: over a run's checkpoints,
+    where it is one. `when`: at the end, unless said. `form`: how the text states it."""
 
     at: Labels
     measure: str
     value: float
     source: str
+    statistic: str | None = None
+    when: When = END
+    form: str = "exact"
     note: str | None = None
 
 
@@ -94,7 +104,7 @@ class Ordering:
     measure: str
     source: str
     margin: float | None = None
-    when: str = "end"
+    when: When = END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +215,15 @@ class _Fields:
             raise self.fail(key, f"must be {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}")
         return value
 
+    def maybe_one_of(self, key: str, choices: tuple[str, ...]) -> str | None:
+        return self.one_of(key, choices) if self.raw.get(key) is not None else None
+
+    def when(self) -> When:
+        try:
+            return When.read(self.maybe("when", str) or "end")
+        except ValueError as error:
+            raise self.fail("when", str(error)) from error
+
     def take(self, key: str, *kinds: type) -> Any:
         value = self.maybe(key, *kinds)
         if value is None:
@@ -282,6 +301,9 @@ def _published(fields: _Fields) -> Published:
         measure=fields.one_of("measure", tuple(MEASURES)),
         value=float(fields.take("value", float, int)),
         source=fields.take("source", str),
+        statistic=fields.maybe_one_of("statistic", STATISTICS),
+        when=fields.when(),
+        form=fields.maybe_one_of("form", FORMS) or "exact",
         note=fields.maybe("note", str),
     )
     fields.end()
@@ -296,10 +318,10 @@ def _ordering(fields: _Fields) -> Ordering:
         measure=fields.one_of("measure", tuple(MEASURES)),
         source=fields.take("source", str),
         margin=fields.maybe("margin", float, int),
-        when=fields.maybe("when", str) or "end",
+        when=fields.when(),
     )
     fields.end()
-    if (found.right is None) != (found.relation in ("rises", "falls", "flat")):
+    if (found.right is None) != (found.relation in TRENDS):
         raise fields.fail(
             "right", f"does not go with relation {found.relation!r}: a trend has none, the others have one"
         )
