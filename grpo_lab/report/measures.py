@@ -13,6 +13,7 @@ import numpy as np
 
 from grpo_lab.evaluation.estimators import HARD_SHARE, pass_at_k
 from grpo_lab.report.stored import Counts, Series, StoredRun
+from grpo_lab.report.throughput import timing_of
 
 # Where a table names no window, the end of a run is this share of its updates.
 END_SHARE = 0.1
@@ -88,7 +89,8 @@ def _unsolved(counts: Counts, base: Counts) -> np.ndarray:
 
 
 def _rate(run: StoredRun) -> float | None:
-    return run.updates / (run.hours * 3600) if run.hours else None
+    timing = timing_of(run)
+    return None if timing is None else timing.rate
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -111,6 +113,7 @@ MEASURES: Mapping[str, Measure] = {
     "reward": Training(column="reward/retained", reduce=_mean),
     "final reward": Training(column="reward/retained", reduce=_mean),
     "iterations/s": Whole(of=_rate, digits=4),
+    "reference KL": Training(column="kl/reference", reduce=_mean),
     "log ratio": Training(column="reference/log_ratio", reduce=_mean),
     "within-success ESS": Training(column="group/within_success_ess/q50", reduce=_mean),
     "groups with two right": Training(column="group/share_k2", reduce=_mean),

@@ -35,6 +35,7 @@ COLUMNS = (
     "response/length",
     "reward/retained",
     "reference/log_ratio",
+    "kl/reference",
     "group/within_success_ess/q50",
     "group/share_k2",
     "group/weight_ess/q50",
