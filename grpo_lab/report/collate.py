@@ -11,7 +11,7 @@ from grpo_lab.ledger import Standing, standing
 from grpo_lab.report.measures import MEASURES, Accuracy
 from grpo_lab.report.readings import BASE, Reader
 from grpo_lab.report.stored import Shelf, StoredRun
-from grpo_lab.tables.cells import runs_of
+from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import CELL_KEYS, STATISTICS, Definition, Labels, Published, matches
 from grpo_lab.tables.when import END, When
 
@@ -59,9 +59,11 @@ class PlacedRun:
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Runs that differ in their seed alone. `labels`: without it. `of_paper`: the paper has it, and not only this
-    scale. The untrained model is a group with no label but objective: base, and the runs that began with it."""
+    scale. `set_here`: labels that this scale gives another value. The untrained model is a group with no label but
+    objective: base, and the runs that began with it."""
 
     labels: Labels
+    set_here: Labels
     of_paper: bool
     placed: tuple[PlacedRun, ...]
     entries: Mapping[Slot, Entry]
@@ -106,29 +108,30 @@ def collate(definition: Definition, scale: str, shelf: Shelf, words: Sequence[st
     Raises:
         ConfigError: a word that is not of the runs, or a run folder that cannot be read.
     """
-    reader = Reader.of(definition, scale)
-    runs: dict[tuple[tuple[str, object], ...], list[PlacedRun]] = {}
+    reader, slots = Reader.of(definition, scale), _slots(definition)
+    families: dict[tuple[tuple[str, object], ...], list[Run]] = {}
     for run in runs_of(definition, scale, words):
-        labels = tuple((key, value) for key, value in run.cell.labels.items() if key != SEED)
-        runs.setdefault(labels, []).append(_place(run.config.seed, run.folder, shelf))
-    paper = [{k: v for k, v in cell.labels.items() if k != SEED} for cell in definition.cells("paper")]
-    slots = _slots(definition)
-    groups = [
-        _group(definition, scale, reader, dict(labels), not paper or dict(labels) in paper, placed, slots)
-        for labels, placed in runs.items()
-    ]
-    # Each of `also` is the untrained model: before all that came of it.
-    everything = [each for placed in runs.values() for each in placed]
-    groups = [_base(definition, scale, reader, everything, slots) for _ in definition.also] + groups
-    return Collated(
-        definition,
-        scale,
-        tuple(words),
-        reader,
-        _keys(definition, [each.labels for each in groups]),
-        slots,
-        tuple(groups),
-    )
+        families.setdefault(tuple(_without_seed(run.cell.labels).items()), []).append(run)
+    paper = [_without_seed(cell.labels) for cell in definition.cells("paper")]
+    groups, placed = [], []
+    for family in families.values():
+        labels, here = _without_seed(family[0].cell.labels), _without_seed(family[0].cell.words)
+        runs = [_place(run.config.seed, run.folder, shelf) for run in family]
+        placed += runs
+        entries, notes = _entries(definition, scale, reader, slots, labels, runs)
+        of_paper = not paper or labels in paper
+        if not of_paper:
+            entries = {slot: Entry(entry.values) for slot, entry in entries.items()}
+        set_here = {key: value for key, value in here.items() if value != labels[key]}
+        groups.append(Group(labels, set_here, of_paper, tuple(runs), entries, notes))
+    # What the definition calls `also` is the untrained model: before all that came of it.
+    groups = [_base(definition, scale, reader, slots, placed) for _ in definition.also] + groups
+    keys = _keys(definition, [each.labels for each in groups])
+    return Collated(definition, scale, tuple(words), reader, keys, slots, tuple(groups))
+
+
+def _without_seed(labels: Labels) -> dict[str, object]:
+    return {key: value for key, value in labels.items() if key != SEED}
 
 
 def _place(seed: int, folder: Path, shelf: Shelf) -> PlacedRun:
@@ -150,15 +153,15 @@ def _slots(definition: Definition) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
-def _group(
+def _entries(
     definition: Definition,
     scale: str,
     reader: Reader,
-    labels: Labels,
-    of_paper: bool,
-    placed: Sequence[PlacedRun],
     slots: Sequence[Slot],
-) -> Group:
+    labels: Labels,
+    placed: Sequence[PlacedRun],
+) -> tuple[dict[Slot, Entry], tuple[str, ...]]:
+    """A group's entries, and why finished runs do not give one."""
     entries, notes = {}, []
     for slot in slots:
         values = {}
@@ -170,21 +173,15 @@ def _group(
                 notes.append(f"{each.folder}: {_why_none(definition, scale, reader, each.run, slot)}")
             else:
                 values[each.seed] = value
-        published = _published(definition, labels, slot) if of_paper else None
-        entries[slot] = _entry(values, published, scale)
-    return Group(labels, of_paper, tuple(placed), entries, tuple(dict.fromkeys(notes)))
+        entries[slot] = _entry(values, _published(definition, labels, slot), scale)
+    return entries, tuple(dict.fromkeys(notes))
 
 
 def _base(
-    definition: Definition,
-    scale: str,
-    reader: Reader,
-    runs: Sequence[PlacedRun],
-    slots: Sequence[Slot],
+    definition: Definition, scale: str, reader: Reader, slots: Sequence[Slot], placed: Sequence[PlacedRun]
 ) -> Group:
     """The untrained model, by the first run of each seed that has scores of it."""
     labels = {"objective": BASE}
-    placed = sorted(runs, key=lambda each: each.seed)
     entries = {}
     for measure in dict.fromkeys(slot.measure for slot in slots):
         if not isinstance(MEASURES[measure], Accuracy):
@@ -195,7 +192,7 @@ def _base(
                 values[each.seed] = found.value
         slot = Slot(measure)
         entries[slot] = _entry(values, _published(definition, labels, slot), scale)
-    return Group(labels, True, tuple(placed), entries)
+    return Group(labels, {}, True, tuple(placed), entries)
 
 
 def _value(reader: Reader, run: StoredRun, slot: Slot) -> float | None:
