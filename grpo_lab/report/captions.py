@@ -5,27 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_lab.report.collate import SEED, Collated
+from grpo_lab.report.collate import Collated, Group
+from grpo_lab.report.naming import METHODS, key_name
 from grpo_lab.tables.definition import Labels
 
 DELAY = "schedule.v"
-NAMES = {
-    "grpo": "GRPO",
-    "grpo_rg": "GRPO",
-    "grpo_tis": "GRPO+TIS",
-    "agro": "AGRO",
-    "ggpo": "GGPO",
-    "ggpo_clip": "GGPO, token clipping",
-    "ggpo_reward_only": "GGPO, reward only",
-}
-SYMBOLS = {
-    "objective.beta": "β",
-    "schedule.v": "v",
-    "schedule.i": "i",
-    "schedule.t_ref": "T_ref",
-    "group_size": "m",
-    "learner.lr": "rate",
-}
 # How long a run is does not name a curve: its x axis says it.
 UNNAMED = ("objective", "schedule.updates")
 SCALES = {
@@ -46,37 +30,30 @@ def identity(labels: Labels, *, ladder: bool) -> dict[str, Any]:
     return {key: value for key, value in labels.items() if not (ladder and key == DELAY)}
 
 
-def curve_label(collated: Collated, labels: Labels, *, ladder: bool) -> str:
+def curve_label(collated: Collated, group: Group, *, ladder: bool) -> str:
     """A curve's name: its objective where the figure has several, and what else its curves differ in. A value that
     this scale sets otherwise than the paper stands before the paper's."""
     curves = [identity(each.labels, ladder=ladder) for each in collated.groups if not each.is_base]
-    own, words = identity(labels, ladder=ladder), _words(collated, labels)
-    parts = [
-        _part(key, own[key], words.get(key, own[key]))
+    differing = [
+        key
         for key in collated.keys
-        if key in own and key not in UNNAMED and len({repr(each.get(key, "")) for each in curves}) > 1
+        if key not in (*UNNAMED, *([DELAY] if ladder else [])) and len({repr(each.get(key, "")) for each in curves}) > 1
     ]
+    parts = [_part(collated, group, key) for key in differing if key in group.labels]
     parts = [each for each in parts if each]
     if not parts or len({objective_of(each) for each in curves}) > 1:
-        parts.insert(0, NAMES[objective_of(labels)])
+        parts.insert(0, METHODS[objective_of(group.labels)])
     return ", ".join(parts)
 
 
-def _words(collated: Collated, labels: Labels) -> Labels:
-    """What the cells with these labels set at this scale."""
-    for cell in collated.definition.cells(collated.scale):
-        if {key: value for key, value in cell.labels.items() if key != SEED} == dict(labels):
-            return cell.words
-    return {}
-
-
-def _part(key: str, label: Any, word: Any) -> str:
+def _part(collated: Collated, group: Group, key: str) -> str:
+    label = group.labels[key]
     if key == "objective.zero_variance":
         return "masked" if label == "mask" else ""
     if key == "schedule.t_ref" and label is None:
         return "fixed reference"
-    symbol = SYMBOLS.get(key, key)
-    return f"{symbol} = {word}" if word == label else f"{symbol} = {word} (the paper's {label})"
+    name = key_name(key, collated.definition.paper)
+    return f"{name} = {group.set_here[key]} (the paper's {label})" if key in group.set_here else f"{name} = {label}"
 
 
 def seeds_of_rungs(seeds: Mapping[int, int]) -> str:
@@ -97,9 +74,8 @@ def _runs(collated: Collated) -> str:
     finished = [each.run for each in collated.placed if each.run is not None]
     seeds = {each.seed for each in collated.placed if each.run is not None}
     updates = " or ".join(f"{each:,}" for each in sorted({run.updates for run in finished}))
-    said = (
-        f"{len(finished)} finished runs of {updates} updates; seeds {', '.join(str(each) for each in sorted(seeds))}. "
-    )
+    named = f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(str(each) for each in sorted(seeds))}"
+    said = f"{len(finished)} finished runs of {updates} updates; {named}. "
     if all(len(group.finished) <= 1 for group in collated.groups if not group.is_base):
         return said + "One seed a curve: its spread over seeds is not known."
     return said + "Mean over n seeds; band or bar: one sample deviation, where n > 1."

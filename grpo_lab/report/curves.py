@@ -10,6 +10,7 @@ import numpy as np
 
 from grpo_lab.report.captions import DELAY, curve_label, identity, objective_of, seeds_of_rungs
 from grpo_lab.report.collate import Collated, Entry, Group, Slot
+from grpo_lab.report.measures import MEASURES, Training
 from grpo_lab.report.plates import Curve, Level, Look, in_blocks, moving_mean, over_seeds
 from grpo_lab.report.stored import Series, StoredRun
 from grpo_lab.tables.definition import Published, matches
@@ -75,7 +76,7 @@ def _course(collated: Collated, group: Group, shown: Shown) -> Curve | None:
     if not len(averaged.update):
         return None
     return Curve(
-        label=f"{curve_label(collated, group.labels, ladder=False)} (n = {len(series)})",
+        label=f"{curve_label(collated, group, ladder=False)} (n = {len(series)})",
         look=look_of(collated, group, ladder=False),
         x=responses_at([run for run, _ in logged], averaged.update)
         if shown.against == "responses"
@@ -122,7 +123,7 @@ def _ladder(collated: Collated, look: Look, groups: Sequence[Group], shown: Show
         return None
     seeds = seeds_of_rungs({n: len(entry.values) for n, _, entry in rungs})
     return Curve(
-        label=f"{curve_label(collated, groups[0].labels, ladder=True)} ({seeds})",
+        label=f"{curve_label(collated, groups[0], ladder=True)} ({seeds})",
         look=look,
         x=np.array([n for n, _, _ in rungs], dtype=np.float64),
         y=np.array([mean for _, mean, _ in rungs]),
@@ -135,20 +136,30 @@ def levels(collated: Collated, groups: Sequence[Group], shown: Shown) -> list[Le
     another model and other data."""
     if collated.scale != "paper":
         return []
-    ladder = shown.against == "N"
     return [
-        Level(
-            label=f"published: {_stated(published)} ({curve_label(collated, group.labels, ladder=False)})",
-            look=look_of(collated, group, ladder=ladder),
-            y=published.value,
-            left=group.labels[DELAY] if ladder else None,
-            right=group.labels[DELAY] if ladder else None,
-        )
+        _level(collated, group, published, ladder=shown.against == "N")
         for published in collated.definition.published
         if published.measure == shown.measure
         for group in groups
         if group.of_paper and matches(group.labels, published.at)
     ]
+
+
+def _level(collated: Collated, group: Group, published: Published, *, ladder: bool) -> Level:
+    """On a ladder at its rung; of a window of last updates, over them."""
+    left = right = None
+    if ladder:
+        left = right = float(group.labels[DELAY])
+    elif isinstance(MEASURES[published.measure], Training) and collated.reader.window is not None:
+        right = float(max(run.updates for run in group.finished.values()))
+        left = right - collated.reader.window
+    return Level(
+        label=f"published: {_stated(published)} ({curve_label(collated, group, ladder=False)})",
+        look=look_of(collated, group, ladder=ladder),
+        y=published.value,
+        left=left,
+        right=right,
+    )
 
 
 def _stated(published: Published) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from grpo_lab.atomic import write_atomically
@@ -23,8 +24,11 @@ from grpo_lab.report.plates import Curve, Level, Look, Panel, Plate
 
 DPI = 150
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 3.1  # inches
-TITLE_HEIGHT, FOOTNOTE_LINE = 0.45, 0.15  # inches
-FOOTNOTE_CHARACTERS = 20  # an inch, at the footnote's size
+LEAST_WIDTH = 5.5  # inches
+TITLE_LINE, LEGEND_LINE, FOOTNOTE_LINE = 0.2, 0.17, 0.15  # inches
+TITLE_CHARACTERS, LEGEND_CHARACTERS, FOOTNOTE_CHARACTERS = 13, 15, 18  # an inch, at their sizes
+# What a legend's sample of a line takes, in characters.
+SAMPLE_CHARACTERS = 9
 # Okabe and Ito's colours, which colour-blind readers tell apart; GRPO, AGRO, GGPO and TIS as GG has them.
 STYLES = {
     "grpo": ("#E69F00", "s"),
@@ -86,18 +90,42 @@ def _house_style() -> Iterator[None]:
 
 def draw(plate: Plate) -> Figure:
     """The figure: one axes a panel, side by side."""
-    width = PANEL_WIDTH * len(plate.panels)
-    lines = [line for note in plate.footnotes for line in textwrap.wrap(note, int(FOOTNOTE_CHARACTERS * width))]
-    foot = FOOTNOTE_LINE * (len(lines) + 1)
-    height = TITLE_HEIGHT + PANEL_HEIGHT + foot
-    figure = Figure(figsize=(width, height), layout="constrained")
+    width = max(PANEL_WIDTH * len(plate.panels), LEAST_WIDTH)
+    title = textwrap.wrap(plate.title, int(TITLE_CHARACTERS * width))
+    notes = [line for note in plate.footnotes for line in textwrap.wrap(note, int(FOOTNOTE_CHARACTERS * width))]
+    names = _shared_names(plate)
+    columns = _legend_columns(names, width)
+    foot = FOOTNOTE_LINE * (len(notes) + 1)
+    head = TITLE_LINE * (len(title) + 1)
+    legend = LEGEND_LINE * (math.ceil(len(names) / columns) + 1) if names else 0.0
+    height = head + legend + PANEL_HEIGHT + foot
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(rect=_between(foot, head + legend, height)))
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0, foot / height, 1, 1 - (foot + TITLE_HEIGHT) / height))  # type: ignore[union-attr]
-    figure.suptitle(plate.title, y=1 - 0.15 / height, va="top")
-    figure.text(0.1 / width, 0.07 / height, "\n".join(lines), fontsize=6.5, va="bottom", ha="left", color="0.25")
+    figure.suptitle("\n".join(title), y=1 - TITLE_LINE / 2 / height, va="top")
+    figure.text(0.1 / width, 0.07 / height, "\n".join(notes), fontsize=6.5, va="bottom", ha="left", color="0.25")
     for axes, panel in zip(figure.subplots(1, len(plate.panels), squeeze=False)[0], plate.panels, strict=True):
-        _fill(axes, panel)
+        _fill(axes, panel, with_legend=not names)
+    if names:
+        first = next(axes for axes, panel in zip(figure.axes, plate.panels, strict=True) if panel.curves)
+        handles, labels = first.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 1 - head / height), ncols=columns)
     return figure
+
+
+def _between(below: float, above: float, height: float) -> tuple[float, float, float, float]:
+    """The part of a figure that its panels have: left, bottom, width, height, as shares."""
+    return 0.0, below / height, 1.0, 1 - (below + above) / height
+
+
+def _shared_names(plate: Plate) -> list[str]:
+    """What one legend over all panels names; none where they show different curves, each then having its own."""
+    named = [[each.label for each in (*panel.curves, *panel.levels)] for panel in plate.panels if panel.curves]
+    return named[0] if named and all(each == named[0] for each in named) else []
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    longest = max((len(each) for each in names), default=0) + SAMPLE_CHARACTERS
+    return max(min(int(LEGEND_CHARACTERS * width) // longest, len(names)), 1)
 
 
 def colour(look: Look) -> tuple[float, float, float]:
@@ -109,7 +137,7 @@ def colour(look: Look) -> tuple[float, float, float]:
     return mixed[0], mixed[1], mixed[2]
 
 
-def _fill(axes: Axes, panel: Panel) -> None:
+def _fill(axes: Axes, panel: Panel, *, with_legend: bool) -> None:
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if panel.x_scale == "ladder":
@@ -126,7 +154,9 @@ def _fill(axes: Axes, panel: Panel) -> None:
         _add_curve(axes, curve, ladder=panel.x_scale == "ladder")
     for level in panel.levels:
         _add_level(axes, level)
-    if axes.get_legend_handles_labels()[1]:
+    if not panel.curves:
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", va="center")
+    elif with_legend:
         axes.legend()
 
 

@@ -10,10 +10,11 @@ from grpo_lab.report.curves import ONE_SEED, Shown, Smoothing, courses, ladders,
 from grpo_lab.report.measures import read_at
 from grpo_lab.report.plates import Panel, Plate
 
-BLOCK = 8  # updates of one logged point (GG, captions of figures 1 and 10)
+BLOCK = 8  # updates of one point (GG, captions of figures 1 and 10)
 REFRESH = 160  # updates between two refreshes in GG's default setting, the windows of figure 9
 FIGURE_1 = Smoothing(BLOCK, 9)
 FIGURE_10 = Smoothing(BLOCK, REFRESH // BLOCK, trailing=True)
+POINTS = Smoothing(BLOCK)
 WINDOWS = Smoothing(REFRESH)
 
 LADDER = (Shown(measure="average", against="N"),)
@@ -49,7 +50,7 @@ FIGURES: Mapping[str, Sequence[Shown]] = {
     "gg-fig10": (Shown(measure="reward", smoothing=FIGURE_10),),
     "rg-fig2": (Shown(measure="pass@1 of 50"),),
     "rg-fig3": (Shown(measure="aime24"), Shown(measure="math500")),
-    "rg-throughput": (Shown(measure="final reward"), Shown(measure="reference KL")),
+    "rg-throughput": (Shown(measure="final reward", smoothing=POINTS), Shown(measure="reference KL")),
 }
 X_LABELS = {"updates": "optimizer updates", "responses": "generated responses", "N": "updates between syncs, N"}
 Y_LABELS = {
