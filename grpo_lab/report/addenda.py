@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from grpo_lab.config import ConfigError
 from grpo_lab.report.collate import Collated
 from grpo_lab.report.figures import plate_of
 from grpo_lab.report.plates import Plate
@@ -61,6 +62,7 @@ def draw_figures(collated: Collated, folder: Path) -> list[Path]:
     """Draw a target's figure as <target>.png and <target>.svg; without one, none, and an old one goes.
 
     Raises:
+        ConfigError: what draws is not installed.
         OSError: the folder cannot be written.
     """
     plate = whole_plate(collated)
@@ -68,7 +70,9 @@ def draw_figures(collated: Collated, folder: Path) -> list[Path]:
         for suffix in ("png", "svg"):
             (folder / f"{collated.definition.target}.{suffix}").unlink(missing_ok=True)
         return []
-    # Only here: loading it takes a second.
-    from grpo_lab.report.drawing import save
-
+    try:
+        # Only here: loading it takes a second.
+        from grpo_lab.report.drawing import save
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"figures need {error.name}: pip install 'grpo-lab[report]'") from error
     return save(plate, folder)
