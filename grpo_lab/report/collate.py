@@ -231,7 +231,4 @@ def _keys(definition: Definition, labels: Sequence[Labels]) -> tuple[str, ...]:
     runs = [each for each in labels if each.get("objective") != BASE]
     others = dict.fromkeys(key for each in runs for key in each)
     more = [key for key in others if key not in shown and len({repr(each.get(key, "")) for each in runs}) > 1]
-    # The untrained model is told by its objective.
-    if len(runs) < len(labels) and "objective" not in (*shown, *more):
-        more.append("objective")
     return (*shown, *more)

@@ -5,7 +5,6 @@ A published number and a measured one never share a column.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 from grpo_lab.report.collate import Collated, Entry, Group, Slot
@@ -23,7 +22,7 @@ def comparison(collated: Collated) -> Grid:
     header = (*keys, "measure", *(["over checkpoints"] if statistics else []))
     rows = [
         (
-            *(label_text(group, key) for key in collated.keys),
+            *(label_text(group, key, collated.keys) for key in collated.keys),
             slot_name(slot),
             *([slot.statistic or NONE] if statistics else []),
             published_text(entry.published, slot),
@@ -43,7 +42,7 @@ def numbers(collated: Collated) -> Grid:
     header = (*_keys(collated), "measure", "statistic", "when", "published", "published as", "source")
     rows = [
         (
-            *(label_text(group, key) for key in collated.keys),
+            *(label_text(group, key, collated.keys) for key in collated.keys),
             slot.measure,
             slot.statistic or NONE,
             str(slot.when),
@@ -62,41 +61,51 @@ def numbers(collated: Collated) -> Grid:
     return Grid((*header, "ours", "deviation", "difference", "by seed", "scale"), tuple(rows))
 
 
-def in_layout(collated: Collated, text: Callable[[Group, Entry, Slot], str]) -> Grid | None:
-    """The paper's rows and columns, each cell by `text`; None where it has a single column of numbers, or curves."""
-    definition = collated.definition
-    if "update" in definition.columns:
-        return None
-    across = [key for key in definition.columns if key in CELL_KEYS]
+def in_layout(collated: Collated, text: Callable[[Group, Entry, Slot], str]) -> list[tuple[str, Grid]]:
+    """The paper's rows and columns, each cell by `text`, with the name of what is shown: one grid, or, where columns
+    are settings, one a measure. None where there would be a single column, or curves."""
+    if "update" in collated.definition.columns:
+        return []
+    named = [each for each in collated.definition.columns if each in MEASURES]
+    slots = [slot for slot in _all_slots(collated) if not named or slot.measure in named]
+    if named:
+        grids = [("", _laid_out(collated, slots, text))]
+    else:
+        grids = [(slot_name(slot), _laid_out(collated, [slot], text)) for slot in slots]
+    return [(name, grid) for name, grid in grids if grid is not None]
+
+
+def _laid_out(collated: Collated, slots: Sequence[Slot], text: Callable[[Group, Entry, Slot], str]) -> Grid | None:
+    across = [key for key in collated.definition.columns if key in CELL_KEYS]
     down = [key for key in collated.keys if key not in across]
-    groups = ordered(collated)
-    tops = list(dict.fromkeys(_labels(group, across) for group in groups))
-    lefts = list(dict.fromkeys(_labels(group, down) for group in groups))
-    slots = list(dict.fromkeys(slot for group in groups for slot in group.entries if _in_columns(collated, slot)))
-    columns = list(itertools.product(tops, slots))
+    found: dict[tuple[str, ...], dict[tuple[tuple[str, ...], Slot], str]] = {}
+    for group in ordered(collated):
+        words = {key: label_text(group, key, collated.keys) for key in collated.keys}
+        row = found.setdefault(tuple(words[key] for key in down), {})
+        top = tuple(words[key] for key in across)
+        row |= {(top, slot): text(group, entry, slot) for slot, entry in group.entries.items() if slot in slots}
+    # By the order of the settings, and of the measures within one.
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    tops = list(dict.fromkeys(top for top, _ in columns))
+    columns.sort(key=lambda column: (tops.index(column[0]), slots.index(column[1])))
     if len(columns) < 2:
         return None
-    found = {
-        (_labels(group, down), _labels(group, across), slot): text(group, entry, slot)
-        for group in groups
-        for slot, entry in group.entries.items()
-    }
-    paper = definition.paper
-    heads = [
-        ", ".join(
-            [*(f"{key_name(key, paper)} {value}" for key, value in zip(across, top, strict=True) if value)]
-            + ([_slot_head(slot)] if len(slots) > 1 or not across else [])
-        )
-        for top, slot in columns
-    ]
-    rows = [(*left, *(found.get((left, top, slot), NONE) for top, slot in columns)) for left in lefts]
-    return Grid((*(key_name(key, paper) for key in down), *heads), tuple(rows))
+    paper = collated.definition.paper
+    heads = []
+    for top, slot in columns:
+        settings = [
+            word if key == "objective" else f"{key_name(key, paper)} {word}"
+            for key, word in zip(across, top, strict=True)
+        ]
+        heads.append(", ".join(settings) or _slot_head(slot, slots))
+    rows = tuple((*left, *(row.get(column, NONE) for column in columns)) for left, row in found.items())
+    return Grid((*(key_name(key, paper) for key in down), *heads), rows)
 
 
 def runs(collated: Collated) -> Grid:
     """Where each number comes from."""
     header = ("run", "cell", "seed", "state", "updates", "hours", "commit", "host", "folder")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group in ordered(collated):
         for each in () if group.is_base else group.placed:
             run = each.run
@@ -155,18 +164,16 @@ def _keys(collated: Collated) -> list[str]:
     return [key_name(key, collated.definition.paper) for key in collated.keys]
 
 
-def _labels(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(label_text(group, key) for key in keys)
+def _all_slots(collated: Collated) -> list[Slot]:
+    """Those of runs, and what only the untrained model has."""
+    return list(dict.fromkeys(slot for group in ordered(collated) for slot in group.entries))
 
 
-def _in_columns(collated: Collated, slot: Slot) -> bool:
-    """Whether the paper has a column of a slot: where it names measures there, those alone."""
-    named = [each for each in collated.definition.columns if each in MEASURES]
-    return not named or slot.measure in named
-
-
-def _slot_head(slot: Slot) -> str:
-    return slot_name(slot) if slot.statistic is None else slot.statistic
+def _slot_head(slot: Slot, slots: Sequence[Slot]) -> str:
+    """A column's name; beside statistics over checkpoints, what has no such thing is one model."""
+    if slot.statistic is not None:
+        return slot.statistic
+    return "one model" if any(each.statistic for each in slots) else slot_name(slot)
 
 
 def _absent(group: Group) -> str:

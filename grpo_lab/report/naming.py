@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from grpo_lab.report.collate import Collated, Group, Slot
 from grpo_lab.report.measures import MEASURES, PERCENT, Accuracy
+from grpo_lab.report.readings import BASE
 
 METHODS = {
     "grpo": "GRPO",
@@ -16,7 +17,7 @@ METHODS = {
     "ggpo": "GGPO",
     "ggpo_clip": "GGPO, token clipping",
     "ggpo_reward_only": "GGPO, reward only",
-    "base": "base model",
+    BASE: "base model",
 }
 KEYS = {
     "objective": "method",
@@ -32,6 +33,7 @@ KEYS = {
 }
 # A cell of a table without a value.
 NONE = ""
+THOUSAND = 1000
 
 
 def key_name(key: str, paper: str) -> str:
@@ -39,23 +41,28 @@ def key_name(key: str, paper: str) -> str:
     return "v" if key == "schedule.v" and paper == "rg" else KEYS.get(key, key)
 
 
-def label_text(group: Group, key: str) -> str:
-    """A group's setting as the paper names it, and what this scale sets in its place."""
-    if group.is_base and key != "objective":
-        return NONE
+def label_text(group: Group, key: str, keys: Sequence[str]) -> str:
+    """A group's setting as the paper names it, and what this scale sets in its place. `keys`: of all columns."""
+    if group.is_base:
+        return METHODS[BASE] if key == place_of_base(keys) else NONE
     if key not in group.labels:
         return "default"
     said = _value_text(key, group.labels[key])
     return said if key not in group.set_here else f"{said} ({_value_text(key, group.set_here[key])} here)"
 
 
+def place_of_base(keys: Sequence[str]) -> str:
+    """The column that names the untrained model: the method's, else the first."""
+    return "objective" if "objective" in keys else keys[0]
+
+
 def group_name(collated: Collated, group: Group) -> str:
     """A group by the settings that tell it apart: `GGPO, N 128`."""
     if group.is_base:
-        return METHODS["base"]
+        return METHODS[BASE]
     parts = []
     for key in sorted((key for key in collated.keys if key in group.labels), key=lambda key: key != "objective"):
-        text = _value_text(key, group.labels[key])
+        text = label_text(group, key, collated.keys)
         parts.append(text if key in ("objective", "model") else f"{key_name(key, collated.definition.paper)} {text}")
     return ", ".join(parts) or "all"
 
@@ -75,7 +82,7 @@ def number_text(measure: str, value: float, *, signed: bool = False) -> str:
     sign = "+" if signed else ""
     if isinstance(kind, Accuracy):
         return f"{value:{sign}.{kind.digits}f}"
-    if abs(value) >= 10**kind.digits:
+    if abs(value) >= THOUSAND:
         return f"{value:{sign},.0f}"
     return f"{value:{sign}.{kind.digits}g}"
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from grpo_lab.evaluation.estimators import LEVEL
 from grpo_lab.report.collate import Collated, Group, Slot
 from grpo_lab.report.comparing import CAUTION, POINT, RELATIVE, Comparison
-from grpo_lab.report.inference import LEVEL
 from grpo_lab.report.naming import NONE, group_name, key_name, number_text, slot_name
 from grpo_lab.report.orderings import Judged
 from grpo_lab.report.render import Grid
 
 LEGEND = (
-    f"Intervals are of level {LEVEL:.2f}, each for itself: none is corrected for how many there are. *holds*, *reversed*: "
-    "every interval lies on that side of 0. *~* and *flat* hold where it lies within the equivalence margin "
-    f"({100 * POINT:g} point of accuracy, or {RELATIVE:.0%} of the value of a measure of training), *differs* where it "
-    "excludes 0 and does not. With two seeds or more, a t interval over seeds and, of accuracy, a bootstrap over problems "
-    "must agree; with one seed the problems alone are tested, which says nothing of another seed, and a measure of "
-    "training is *not tested*. A list on one side, and several stretches of updates, must hold each."
+    f"Intervals are of level {LEVEL:.2f}, each for itself: none is corrected for how many there are. *holds*, "
+    "*reversed*: every interval lies on that side of 0. *~* and *flat* hold where it lies within the equivalence "
+    f"margin, {100 * POINT:g} point of accuracy or {RELATIVE:.0%} of the value of a measure of training; *differs*: it "
+    "excludes 0 and does not. With two seeds or more, a t interval over seeds and, of accuracy, a bootstrap over "
+    "problems must agree; with one seed the problems alone are tested, which says nothing of another seed, and a "
+    "measure of training is *not tested*. A list on one side, and several stretches of updates, must hold each."
 )
 
 
@@ -29,14 +29,14 @@ def verdict_grid(collated: Collated, judged: Sequence[Judged]) -> Grid:
             _claim(collated, each),
             str(each.ordering.when),
             each.verdict,
-            "; ".join(_figures(collated, each, one) for one in each.comparisons) or "no such cells",
+            "; ".join(dict.fromkeys(_figures(collated, each, one) for one in each.comparisons)) or "no such cells",
             NONE if each.ordering.margin is None else number_text(each.ordering.measure, each.ordering.margin),
             "; ".join(filter(None, (_tests(each, one) for one in each.comparisons))),
             each.ordering.source,
         )
         for each in judged
     ]
-    return Grid(("the paper says", "when", "verdict", "ours", "published margin", "tests", "source"), tuple(rows))
+    return Grid(("ordering", "when", "verdict", "ours", "published margin", "tests", "source"), tuple(rows))
 
 
 def tally(judged: Sequence[Judged]) -> str:
@@ -63,16 +63,15 @@ def _names(collated: Collated, groups: Sequence[Group]) -> str:
 def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
     measure = judged.ordering.measure
     if one.left is None or one.difference is None:
-        return f"{one.verdict}: {one.why}"
+        return one.why
     difference = number_text(measure, one.difference, signed=True)
     if one.right is None:
         text = f"{number_text(measure, one.left)} on average, changes by {difference}"
     else:
         text = f"{number_text(measure, one.left)} against {number_text(measure, one.right)}: {difference}"
     if len(judged.comparisons) > 1:
-        other = one.left_group if one.right_group is None else one.right_group
-        text = f"{group_name(collated, one.left_group)} against {group_name(collated, other)} {text}"
-        text += f", {one.verdict}"
+        other = "" if one.right_group is None else f" against {group_name(collated, one.right_group)}"
+        text = f"{group_name(collated, one.left_group)}{other} {text}, {one.verdict}"
     return f"{text} ({len(one.seeds)} {'seed' if len(one.seeds) == 1 else 'seeds'})"
 
 
