@@ -11,6 +11,7 @@ from pathlib import Path
 from grpo_lab.atomic import write_atomically
 from grpo_lab.command import errors_on_one_line
 from grpo_lab.config import ConfigError
+from grpo_lab.report.addenda import draw_figures
 from grpo_lab.report.collate import collate
 from grpo_lab.report.document import Written, write_report
 from grpo_lab.report.render import Grid, csv_text, latex, markdown
@@ -84,7 +85,7 @@ def report_on_targets(request: Request) -> list[Written]:
     """Write the reports of targets, and of all of them an index. Each run is read once."""
     shelf, folder = Shelf(), request.out / request.scale
     written = [
-        write_report(collate(load_definition(target), request.scale, shelf, request.words), folder)
+        write_report(collate(load_definition(target), request.scale, shelf, request.words), folder, draw_figures)
         for target in request.targets
     ]
     if len(written) == len(targets()):

@@ -18,8 +18,9 @@ COEFFICIENTS, SPEED = "gg-fig6", "rg-throughput"
 
 @dataclass(frozen=True, slots=True)
 class Addendum:
-    """A table beside a target's own, and what has to be said of it."""
+    """A table beside a target's own, and what has to be said of it. `name`: of its file."""
 
+    name: str
     title: str
     grid: Grid
     notes: Sequence[str]
@@ -38,9 +39,9 @@ def addendum_of(collated: Collated) -> Addendum | None:
 
         found = coefficient_sums(collated.scale)
         title = f"Sums of coefficients over the k right responses of {GROUP_SIZE}"
-        return Addendum(title, coefficient_grid(found), coefficient_notes(found, collated.scale))
+        return Addendum("coefficients", title, coefficient_grid(found), coefficient_notes(found, collated.scale))
     if collated.definition.target == SPEED:
-        return Addendum("Seconds an update, by phase", speed_grid(collated), speed_notes(collated))
+        return Addendum("phases", "Seconds an update, by phase", speed_grid(collated), speed_notes(collated))
     return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_lab.atomic import write_atomically
 from grpo_lab.report import layout
+from grpo_lab.report.addenda import Addendum, addendum_of
 from grpo_lab.report.collate import Collated, PlacedRun
 from grpo_lab.report.measures import MEASURES as HOW
 from grpo_lab.report.measures import Training
@@ -45,14 +46,19 @@ def write_report(collated: Collated, folder: Path, draw: Draw | None = None) -> 
     folder.mkdir(parents=True, exist_ok=True)
     target, judged = collated.definition.target, judge(collated)
     figures = draw(collated, folder) if draw is not None else ()
-    page = make_page(collated, judged, [path.name for path in figures if path.suffix == ".png"])
+    addendum = addendum_of(collated)
+    page = make_page(collated, judged, [path.name for path in figures if path.suffix == ".png"], addendum)
     write_atomically(folder / f"{target}.md", page.encode())
     write_atomically(folder / f"{target}.csv", csv_text(layout.numbers(collated)).encode())
-    write_atomically(folder / f"{target}.tex", make_latex(collated).encode())
+    write_atomically(folder / f"{target}.tex", make_latex(collated, addendum).encode())
+    if addendum is not None:
+        write_atomically(folder / f"{target}-{addendum.name}.csv", csv_text(addendum.grid).encode())
     return Written(target, _title(collated), state(collated), tally(judged), page)
 
 
-def make_page(collated: Collated, judged: Sequence[Judged], figures: Sequence[str] = ()) -> str:
+def make_page(
+    collated: Collated, judged: Sequence[Judged], figures: Sequence[str] = (), addendum: Addendum | None = None
+) -> str:
     """The whole report as Markdown."""
     definition = collated.definition
     parts = [f"# {_title(collated)}", f"`scale={collated.scale}`: {state(collated)}."]
@@ -68,6 +74,9 @@ def make_page(collated: Collated, judged: Sequence[Judged], figures: Sequence[st
         for title, grid in _laid_out(collated):
             parts += [f"## {title}", markdown(grid).rstrip()]
         parts += ["Measures:", "\n".join(_measures(collated))]
+    if addendum is not None:
+        parts += [f"## {addendum.title}", markdown(addendum.grid).rstrip()]
+        parts.append("\n".join(f"- {each}" for each in addendum.notes))
     if judged:
         parts += ["## Orderings", f"{tally(judged)}.", markdown(verdict_grid(collated, judged)).rstrip(), LEGEND]
     if definition.remarks:
@@ -80,12 +89,15 @@ def make_page(collated: Collated, judged: Sequence[Judged], figures: Sequence[st
     return "\n\n".join(parts) + "\n"
 
 
-def make_latex(collated: Collated) -> str:
+def make_latex(collated: Collated, addendum: Addendum | None = None) -> str:
     """The tables of numbers, for a document with \\usepackage{booktabs}."""
     target, title = collated.definition.target, _title(collated)
+    added = (
+        [] if addendum is None else [latex(addendum.grid, f"{title}. {addendum.title}", f"{target}-{addendum.name}")]
+    )
     if not collated.groups:
-        return f"% {title}: no runs\n"
-    tables = [latex(layout.comparison(collated), f"{title}; scale {collated.scale}", target)]
+        return "\n".join([f"% {title}: no runs\n", *added])
+    tables = [latex(layout.comparison(collated), f"{title}; scale {collated.scale}", target), *added]
     for number, (name, grid) in enumerate(_laid_out(collated), start=1):
         tables.append(latex(grid, f"{title}. {name}", f"{target}-{number}"))
     return "% \\usepackage{booktabs}\n" + "\n".join(tables)

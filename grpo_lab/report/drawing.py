@@ -6,9 +6,10 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -44,7 +45,8 @@ SHADES = (0.0, 0.45, -0.45, 0.2, -0.7)
 DASHES = ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)), (0, (5, 1)))
 # Curves with more points than this have no markers.
 MARKED_POINTS = 60
-HOUSE = {
+# Settings of the library's, whose names are literals of its own.
+HOUSE: Mapping[Any, Any] = {
     "font.size": 8.0,
     "axes.titlesize": 9.0,
     "axes.spines.top": False,
@@ -119,7 +121,8 @@ def _between(below: float, above: float, height: float) -> tuple[float, float, f
 
 def _shared_names(plate: Plate) -> list[str]:
     """What one legend over all panels names; none where they show different curves, each then having its own."""
-    named = [[each.label for each in (*panel.curves, *panel.levels)] for panel in plate.panels if panel.curves]
+    shown = [panel for panel in plate.panels if panel.curves]
+    named = [[each.label for each in panel.curves] + [each.label for each in panel.levels] for panel in shown]
     return named[0] if named and all(each == named[0] for each in named) else []
 
 
@@ -188,7 +191,12 @@ def _add_curve(axes: Axes, curve: Curve, *, ladder: bool) -> None:
 
 
 def _add_level(axes: Axes, level: Level) -> None:
-    style = {"color": colour(level.look), "linestyle": (0, (2, 2)), "linewidth": 1.0, "label": level.label}
+    style: dict[str, Any] = {
+        "color": colour(level.look),
+        "linestyle": (0, (2, 2)),
+        "linewidth": 1.0,
+        "label": level.label,
+    }
     if level.left is None or level.right is None:
         axes.axhline(level.y, **style)
     elif axes.get_xscale() == "log":

@@ -120,6 +120,9 @@ def _panel(collated: Collated, groups: Sequence[Group], shown: Shown) -> Panel:
 def _notes(collated: Collated, groups: Sequence[Group], shown: Sequence[Shown]) -> list[str]:
     """How the panels show what they show."""
     notes = list(dict.fromkeys(str(each.smoothing) for each in shown if each.smoothing))
+    window = collated.reader.window
+    if window is not None and any(each.against == "N" for each in shown):
+        notes.append(f"Means over the last {window} updates at scale={collated.scale}.")
     if alone := [each.measure for each in shown if each.one_seed]:
         notes.append(f"Seed {ONE_SEED} alone: {', '.join(alone)}.")
     if "within-success ESS" in {each.measure for each in shown}:

@@ -14,6 +14,7 @@ from figure_runs import cells_of, collated, write_run
 from matplotlib.colors import to_hex
 
 from grpo_lab.report.addenda import draw_figures, whole_plate
+from grpo_lab.report.document import write_report
 from grpo_lab.report.drawing import STYLES, colour, draw
 from grpo_lab.report.figures import ACCURACIES, FIGURES, Y_LABELS
 from grpo_lab.report.plates import Look, Panel, Plate, in_blocks, moving_mean, over_seeds
@@ -193,6 +194,15 @@ def test_figures_3_and_7_are_ladders_with_the_aligned_refresh_as_a_curve_of_its_
     assert np.isfinite(ggpo.spread).tolist() == [True, False, False, False, True]
 
 
+def test_a_window_of_this_scales_own_is_said() -> None:
+    """The title is the paper's, whose window is of 800 updates."""
+    for run in cells_of("gg-fig7")[:1]:
+        write_run(run, updates=300, row=row)
+    plate = whole_plate(collated("gg-fig7"))
+    assert plate is not None
+    assert "Means over the last 256 updates at scale=tiny." in plate.footnotes
+
+
 def test_figure_8_names_what_this_scale_sets_otherwise() -> None:
     for run in cells_of("gg-fig8"):
         write_run(run, updates=8, row=row, every=8, correct=correct)
@@ -363,3 +373,17 @@ def test_panels_are_made_without_loading_what_draws_or_learns() -> None:
     probe = "import sys, grpo_lab.report.drawing; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], text=True, capture_output=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_report_shows_its_figure_and_the_table_beside_it(tmp_path: Path) -> None:
+    write_report(collated("gg-fig6"), tmp_path, draw_figures)
+    page = (tmp_path / "gg-fig6.md").read_text()
+    assert "![figure 6](gg-fig6.png)" in page
+    assert "| GGPO   | 7 | 0.377964    | " in page
+    assert (tmp_path / "gg-fig6-coefficients.csv").read_text().splitlines()[1].startswith("GRPO,0,0.000000,0.000000,")
+    assert r"\begin{tabular}{lllllll}" in (tmp_path / "gg-fig6.tex").read_text()
+    assert (tmp_path / "gg-fig6.svg").is_file()
+    write_report(collated("rg-throughput"), tmp_path, draw_figures)
+    page = (tmp_path / "rg-throughput.md").read_text()
+    assert "## Seconds an update, by phase" in page
+    assert "![" not in page
