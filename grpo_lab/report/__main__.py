@@ -62,7 +62,7 @@ def read_request(words: Sequence[str]) -> Request:
     names = [word for word in words if "=" not in word]
     keyed = [word.partition("=") for word in words if "=" in word]
     # Words of a sweep, which `make <target>` hands to both commands.
-    own = {key: value for key, _, value in keyed if key in ("scale", "out")}
+    own = {key: value for key, _, value in keyed if key in ("scale", "out", "dry")}
     rest = [f"{key}={value}" for key, _, value in keyed if key not in own and not key.lstrip("+").startswith("hydra")]
     if not names or any(name.startswith("-") for name in names):
         raise ConfigError(f"a report of what? {USAGE}. Targets: {', '.join(targets())}")
