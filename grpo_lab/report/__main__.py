@@ -16,7 +16,8 @@ from grpo_lab.report.document import Written, write_report
 from grpo_lab.report.render import Grid, csv_text, latex, markdown
 from grpo_lab.report.several import make_runs_page, run_folders
 from grpo_lab.report.stored import Shelf
-from grpo_lab.tables.definition import SCALES, load_definition, targets
+from grpo_lab.tables.definition import load_definition, targets
+from grpo_lab.tables.fields import SCALES
 
 OUT = "outputs/reports"
 ALL = "all"
