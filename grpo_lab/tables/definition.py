@@ -16,7 +16,7 @@ from yaml import YAMLError, safe_load  # type: ignore[import-untyped]
 
 from grpo_lab.config import ConfigError, conf_dir
 from grpo_lab.tables.fields import SCALES, Fields
-from grpo_lab.tables.when import END, When
+from grpo_lab.tables.when import END, PLACES, When
 
 # What a row or a point may show. Evaluations while training are of the run's own held-out problems (MATH-500, or the
 # made task's); measures of training are means over the definition's `window` of last updates where a table has them.
@@ -247,6 +247,8 @@ def _published(fields: Fields) -> Published:
         note=fields.maybe("note", str),
     )
     fields.end()
+    if found.when.phrase not in PLACES:
+        raise fields.fail("when", f"must be {' or '.join(PLACES)} for a number, not {found.when}")
     return found
 
 
@@ -261,6 +263,8 @@ def _ordering(fields: Fields) -> Ordering:
         when=fields.when(),
     )
     fields.end()
+    if found.relation in TRENDS and found.when.phrase in PLACES:
+        raise fields.fail("when", f"must be a stretch of updates for relation {found.relation!r}, not {found.when}")
     if (found.right is None) != (found.relation in TRENDS):
         raise fields.fail(
             "right", f"does not go with relation {found.relation!r}: a trend has none, the others have one"

@@ -216,11 +216,16 @@ def test_words_that_a_definition_gets_wrong(table: Definition, tmp_path: Path) -
     for old, new, said in [
         ("form: order", "form: roughly", r"published\[2\].form is 'roughly': choose exact, order, below"),
         ("form: order", "statistic: mode", r"published\[2\].statistic is 'mode': choose minimum"),
+        ("form: order", "when: late", r"published\[2\].when must be end or at update N for a number, not late"),
         ("margin: 3.9", "when: soon", r"orderings\[0\].when is 'soon': choose end, early"),
     ]:
         (tmp_path / "u.yaml").write_text(TABLE.replace(old, new))
         with pytest.raises(ConfigError, match=f"u.yaml: {said}"):
             read_definition(tmp_path / "u.yaml")
+    rising = TABLE.replace('relation: ">", right: {objective: grpo}', "relation: rises")
+    (tmp_path / "u.yaml").write_text(rising)
+    with pytest.raises(ConfigError, match=r"orderings\[0\].when must be a stretch of updates for relation 'rises'"):
+        read_definition(tmp_path / "u.yaml")
     (tmp_path / "u.yaml").write_text(TABLE.replace(" evaluation.n=4", ""))
     with pytest.raises(ConfigError, match=r"u.yaml: evaluate.paper must say evaluation.n="):
         Reader.of(read_definition(tmp_path / "u.yaml"), "paper")
