@@ -43,7 +43,7 @@ tables: setup  ## write the reports of all tables and figures from the runs that
 # The report also after a run that failed, whose exit code stays.
 gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks, and report: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
 	@$(BIN)/python -m grpo_lab.tables $@ scale=$(SCALE) $(ARGS); status=$$?; \
-	$(if $(filter dry=true,$(ARGS)),,$(BIN)/python -m grpo_lab.report $@ scale=$(SCALE) $(ARGS) || exit $$?;) \
+	$(if $(filter dry=true,$(ARGS)),,$(BIN)/python -m grpo_lab.report $@ scale=$(SCALE) $(ARGS) || status=$$(( status ? status : 2 ));) \
 	exit $$status
 
 test: setup  ## lint, types, and all tests with coverage

@@ -17,7 +17,8 @@ from grpo_lab.report.document import Written, write_report
 from grpo_lab.report.render import Grid, csv_text, latex, markdown
 from grpo_lab.report.several import make_runs_page, run_folders
 from grpo_lab.report.stored import Shelf
-from grpo_lab.tables.definition import SCALES, load_definition, targets
+from grpo_lab.tables.definition import load_definition, targets
+from grpo_lab.tables.fields import SCALES
 
 OUT = "outputs/reports"
 ALL = "all"
@@ -63,7 +64,7 @@ def read_request(words: Sequence[str]) -> Request:
     names = [word for word in words if "=" not in word]
     keyed = [word.partition("=") for word in words if "=" in word]
     # Words of a sweep, which `make <target>` hands to both commands.
-    own = {key: value for key, _, value in keyed if key in ("scale", "out")}
+    own = {key: value for key, _, value in keyed if key in ("scale", "out", "dry")}
     rest = [f"{key}={value}" for key, _, value in keyed if key not in own and not key.lstrip("+").startswith("hydra")]
     if not names or any(name.startswith("-") for name in names):
         raise ConfigError(f"a report of what? {USAGE}. Targets: {', '.join(targets())}")

@@ -106,7 +106,7 @@ def compare(reader: Reader, ordering: Ordering, left: Group, right: Group) -> Co
         seeds=seeds,
         intervals=judged[0][1] if len(judged) == 1 else (),
         margin=_margin(name, values[1]) if ordering.relation == "~" else None,
-        why=_stretches([each for each, _ in judged]) if len(judged) > 1 else _untested(verdict, seeds),
+        why=_stretches([each for each, _ in judged]) if len(judged) > 1 else _untested(verdict, parts[0]),
     )
 
 
@@ -151,7 +151,7 @@ def trend(reader: Reader, ordering: Ordering, group: Group) -> Comparison:
         seeds=seeds,
         intervals=intervals,
         margin=margin if ordering.relation == "flat" else None,
-        why=_untested(verdict, seeds),
+        why="not finite" if not all(map(math.isfinite, changes)) else "too few points" if not intervals else "",
     )
 
 
@@ -239,10 +239,12 @@ def _why_not(*groups: Group) -> str:
     return "no seed is finished on both sides" if len(groups) > 1 else "no run is finished"
 
 
-def _untested(verdict: Verdict, seeds: Sequence[int]) -> str:
+def _untested(verdict: Verdict, part: _Part) -> str:
     if verdict != "not tested":
         return ""
-    return "one seed" if len(seeds) == 1 else "not finite"
+    if not all(map(math.isfinite, part.by_seed)):
+        return "not finite"
+    return "one seed" if part.by_problem is None else f"one seed, and {len(part.by_problem)} problems"
 
 
 def _stretches(verdicts: Sequence[Verdict]) -> str:

@@ -35,7 +35,6 @@ class Accuracy:
     digits: int = 2
     after_training: bool = False
     task: str | None = None
-    benchmark: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,8 @@ MEASURES: Mapping[str, Measure] = {
     "mean": Accuracy(score=_share),
     "best": Accuracy(score=_pass_at(32)),
     "pass@1 of 50": Accuracy(score=_share, digits=1),
-    "aime24": Accuracy(score=_share, unit=1.0, digits=4, task="aime24", benchmark="aime24"),
-    "math500": Accuracy(score=_share, unit=1.0, digits=4, task="math_500", benchmark="math500"),
+    "aime24": Accuracy(score=_share, unit=1.0, digits=4, task="aime24"),
+    "math500": Accuracy(score=_share, unit=1.0, digits=4, task="math_500"),
     "solvable": Accuracy(score=_solvable),
     "unsolved": Accuracy(score=_unsolved, digits=1),
     "k3": Training(column="mismatch/k3", reduce=_mean),

@@ -60,7 +60,7 @@ class Reader:
         if isinstance(measure, Accuracy):
             if measure.after_training and self.benchmarks:
                 return self._evaluated(run, name, f"update_{run.updates:06d}")
-            if measure.task is not None and self.lighteval:
+            if self._task(name) is not None:
                 series = self.checkpoints(run, name)
                 return Reading(float(series.value[-1])) if len(series) else None
         return read_end(run, name, self.window)
@@ -72,29 +72,22 @@ class Reader:
             return None
         if measure.after_training and self.benchmarks:
             return self._evaluated(run, name, BASE)
-        if measure.task is not None and self.lighteval:
-            judged = lighteval_scores(run.folder, measure.task).get(BASE)
-            return None if judged is None else Reading(judged[1] * measure.unit)
+        if (task := self._task(name)) is not None:
+            judged = lighteval_scores(run.folder, task).get(BASE)
+            return None if judged is None else Reading(judged[1])
         return read_at(run, name, 0)
 
     def checkpoints(self, run: StoredRun, name: str) -> Series:
         """A measure of accuracy at each checkpoint: by lighteval where the table asks for it, else at each evaluation
         while training. Without the untrained model."""
-        measure = MEASURES[name]
-        if isinstance(measure, Accuracy) and measure.task is not None and self.lighteval:
-            judged = lighteval_scores(run.folder, measure.task)
-            pairs = [
-                (update, score * measure.unit)
-                for target, (update, score) in judged.items()
-                if target != BASE and update
-            ]
-            return Series.of(sorted(pairs))
-        return curve(run, name).within(0, run.updates)
+        if (task := self._task(name)) is None:
+            return curve(run, name).within(0, run.updates)
+        judged = lighteval_scores(run.folder, task)
+        return Series.of(sorted((u, score) for target, (u, score) in judged.items() if target != BASE and u))
 
     def curve(self, run: StoredRun, name: str) -> Series:
         """A measure against updates, with the untrained model where it is known."""
-        measure = MEASURES[name]
-        if not (isinstance(measure, Accuracy) and measure.task is not None and self.lighteval):
+        if self._task(name) is None:
             return curve(run, name)
         after = self.checkpoints(run, name)
         before = self.base(run, name)
@@ -120,10 +113,15 @@ class Reader:
 
     def over(self, run: StoredRun, name: str, spans: Sequence[tuple[int, int]]) -> list[Reading | None]:
         """A measure over each of several stretches of updates."""
-        if MEASURES[name] and self.lighteval and getattr(MEASURES[name], "task", None) is not None:
-            parts = [self.checkpoints(run, name).within(*span).value for span in spans]
-            return [Reading(float(np.mean(part))) if len(part) else None for part in parts]
-        return [read_over(run, name, *span) for span in spans]
+        if self._task(name) is None:
+            return [read_over(run, name, *span) for span in spans]
+        parts = [self.checkpoints(run, name).within(*span).value for span in spans]
+        return [Reading(float(np.mean(part))) if len(part) else None for part in parts]
+
+    def _task(self, name: str) -> str | None:
+        """lighteval's task, where a measure is of its scores."""
+        measure = MEASURES[name]
+        return measure.task if isinstance(measure, Accuracy) and self.lighteval else None
 
     def _evaluated(self, run: StoredRun, name: str, model: str) -> Reading | None:
         """From stored evaluations on all benchmarks together, each problem counting the same; None unless all are

@@ -27,6 +27,10 @@ SHOWN = {
     "length": "length",
     "responses": "responses",
 }
+EXPLAINED = (
+    "The score is of the last evaluation of a run's own held-out problems; measures of training are means over the "
+    "last tenth of the updates; mean ± sample deviation over seeds."
+)
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -60,12 +64,9 @@ def make_runs_page(title: str, folders: Sequence[Path], shelf: Shelf) -> tuple[s
         else:
             notes.append(f"{folder}: {stands}; not used")
     grid = runs_grid(used)
-    page = [f"# {title}", f"{len(used)} of {len(folders)} runs finished.", markdown(grid).rstrip()]
-    page.append(
-        "The score is of the last evaluation of a run's own held-out problems; measures of training are means over the "
-        "last tenth of the updates; mean ± sample deviation over seeds."
-    )
-    page.append(markdown(_sources(used)).rstrip())
+    page = [f"# {title}", f"{len(used)} of {len(folders)} runs finished."]
+    if used:
+        page += [markdown(grid).rstrip(), EXPLAINED, markdown(_sources(used)).rstrip()]
     if notes:
         page.append("\n".join(f"- {each}" for each in notes))
     return "\n\n".join(page) + "\n", grid

@@ -20,6 +20,8 @@ MEANINGS = {
     "from update N on": "each evaluation from there to the end, every one of which must bear it out",
     "after update N": "the updates behind it",
 }
+# Those that are one place in a run, and no stretch of it.
+PLACES = ("end", "at update N")
 QUARTERS = 4
 
 

@@ -51,12 +51,18 @@ def leave_run(
 
 
 def leave_cells(
-    definition: Definition, labels: Mapping[str, Any], evaluations: Mapping[int, Sequence[int]], **more: Any
+    definition: Definition,
+    labels: Mapping[str, Any],
+    evaluations: Mapping[int, Sequence[int]],
+    *,
+    scale: str = "tiny",
+    columns: Columns | None = None,
+    **more: Any,
 ) -> list[Path]:
     """The runs of a table's cells that have these labels, in the folders where the table looks for them."""
-    columns = more.pop("columns", {"entropy": [0.5] * max(evaluations)})
+    logged = columns or {"entropy": [0.5] * max(evaluations)}
     return [
-        leave_run(run.folder, run.config, columns, evaluations, **more)
-        for run in runs_of(definition, more.pop("scale", "tiny"), [])
+        leave_run(run.folder, run.config, logged, evaluations, **more)
+        for run in runs_of(definition, scale, [])
         if matches(run.cell.labels, labels)
     ]

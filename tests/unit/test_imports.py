@@ -161,7 +161,7 @@ def test_the_order_names_what_exists() -> None:
         "grpo_lab.evaluate",
         "grpo_lab.plan.__main__",
         "grpo_lab.tables.__main__",
-        "grpo_lab.report.collate",
+        "grpo_lab.report.__main__",
         "grpo_lab.pool.__main__",
         "grpo_lab.config",
         "grpo_lab.rewards",
