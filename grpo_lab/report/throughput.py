@@ -54,7 +54,7 @@ class Speed:
 
 
 def timing_of(run: StoredRun) -> Timing | None:
-    """A run's timing; None where it ends within two sync periods.
+    """A run's timing; None where it ends within two sync periods, or has no times.
 
     The first sync period, v i updates, holds the first collection, which warms up; a last one that is not whole would
     count too much or too little of its sync. Both are left out.
@@ -65,6 +65,8 @@ def timing_of(run: StoredRun) -> Timing | None:
     if last <= period:
         return None
     seconds = {name: run.series(f"time/{name}").within(period, last).value for name in PHASES}
+    if len({len(each) for each in seconds.values()}) != 1 or not len(seconds["learn"]):
+        return None
     steps = np.sum(list(seconds.values()), axis=0)
     means = {name: float(value.mean()) for name, value in seconds.items()}
     return Timing(v=schedule.v, updates=len(steps), spread=float(np.std(1 / steps, ddof=1)), **means)

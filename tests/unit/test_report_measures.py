@@ -79,7 +79,7 @@ def test_training_over_its_window(run: StoredRun) -> None:
     assert value("k3", None) == 19.5
     assert value("responses", 4) == 200
     assert value("ess", 4) == 0.5
-    assert value("iterations/s", None) == 2.0
+    assert read_end(run, "iterations/s", None) is None, "it logs no seconds"
     assert read_end(run, "ess", 1) is not None
     assert read_end(run, "ess", None) is not None
     assert read_end(run, "entropy", 4) is None

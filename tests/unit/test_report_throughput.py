@@ -12,6 +12,7 @@ from figure_runs import cells_of, collated, write_provenance, write_run
 
 from grpo_lab.config import ConfigError
 from grpo_lab.report.addenda import addendum_of, whole_plate
+from grpo_lab.report.measures import read_end
 from grpo_lab.report.speed_report import NOT_RUN
 from grpo_lab.report.stored import read_run
 from grpo_lab.report.throughput import Timing, bound, hardware_notes, speeds, timing_of
@@ -56,6 +57,19 @@ def test_seconds_of_whole_periods_after_the_first(runs: dict[int, Run]) -> None:
 def test_a_run_of_one_period_has_no_timing(runs: dict[int, Run]) -> None:
     write_run(runs[10], updates=19, row=seconds)
     assert timing_of(read_run(runs[10].folder)) is None
+
+
+def test_iterations_a_second_are_the_tables_measure(runs: dict[int, Run]) -> None:
+    """Without what is evaluated, saved and warmed up: 1.1 s an update at v = 1."""
+    write_run(runs[1], updates=6, row=seconds)
+    reading = read_end(read_run(runs[1].folder), "iterations/s", None)
+    assert reading is not None
+    assert reading.value == pytest.approx(1 / 1.1)
+
+
+def test_rows_without_times_have_no_timing(runs: dict[int, Run]) -> None:
+    write_run(runs[1], updates=6, row=lambda run, update: {"reward/retained": 0.5})
+    assert timing_of(read_run(runs[1].folder)) is None
 
 
 def test_the_bound_by_hand() -> None:
