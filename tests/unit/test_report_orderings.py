@@ -142,6 +142,19 @@ def test_seeds_that_disagree_keep_an_ordering_from_holding(tmp_path: Path) -> No
     assert verdict(definition, group(sure, objective="ggpo"), baseline) == "holds"
 
 
+def test_problems_that_disagree_keep_an_ordering_from_holding(tmp_path: Path) -> None:
+    """Two points in each of three seeds, which problems between 40 points up and 40 down do not bear out."""
+    definition = define(tmp_path, GREATER)
+    uneven = [9, 9, *level(5, 4)[2:]]
+    left = group({seed: a_run({UPDATES: uneven}) for seed in (1, 2, 3)}, objective="ggpo")
+    right = group({seed: a_run({UPDATES: level(5)}) for seed in (1, 2, 3)}, objective="grpo")
+    (found,) = judged(definition, left, right)
+    over_seeds, over_problems = found.comparisons[0].intervals
+    assert over_seeds.low > 1.9
+    assert over_problems.low < 0 < over_problems.high
+    assert found.verdict == "not distinguishable"
+
+
 def test_only_seeds_that_both_have_finished(tmp_path: Path) -> None:
     definition = define(tmp_path, GREATER)
     run = a_run({UPDATES: level(6, 1)})
