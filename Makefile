@@ -18,7 +18,7 @@ BENCH ?=
 ENGINE_CODE := grpo_lab/rollout/vllm/*,grpo_lab/learner/deepspeed_zero.py,grpo_lab/learner/zero_*.py,grpo_lab/learner/gathering.py
 
 .DEFAULT_GOAL := help
-.PHONY: help tables-list setup train test test-fast engines eval-env test-engines gpu-check bench format build smollm2 clean
+.PHONY: help tables tables-list setup train test test-fast engines eval-env test-engines gpu-check bench format build smollm2 clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_%-]+( [a-z%-]+)*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -37,8 +37,14 @@ train: setup  ## run the main job: tiny model, made task, this machine (ARGS="ob
 tables-list: setup  ## the papers' tables and figures that `make` runs
 	$(BIN)/python -m grpo_lab.tables list
 
-gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
-	$(BIN)/python -m grpo_lab.tables $@ scale=$(SCALE) $(ARGS)
+tables: setup  ## write the reports of all tables and figures from the runs that are there [SCALE=paper]
+	$(BIN)/python -m grpo_lab.report all scale=$(SCALE) $(ARGS)
+
+# The report also after a run that failed, whose exit code stays.
+gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks, and report: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
+	@$(BIN)/python -m grpo_lab.tables $@ scale=$(SCALE) $(ARGS); status=$$?; \
+	$(if $(filter dry=true,$(ARGS)),,$(BIN)/python -m grpo_lab.report $@ scale=$(SCALE) $(ARGS) || status=$$(( status ? status : 2 ));) \
+	exit $$status
 
 test: setup  ## lint, types, and all tests with coverage
 	$(BIN)/ruff check .

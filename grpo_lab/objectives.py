@@ -286,6 +286,7 @@ def ggpo_group_metrics(rewards: Tensor, log_ratio: Tensor, *, beta: float) -> di
     return {
         "group/weight_ess": _histogram((1 / q.square().sum(-1)).tolist(), 1.0, float(m)),
         "group/within_success_ess": _histogram(within[at_least_two].tolist(), 0.0, 1.0),
+        "group/within_success_ess_mean": Mean(float(within[at_least_two].sum()), int(at_least_two.sum())),
         "group/share_k2": Mean(float(at_least_two.sum()), len(k)),
         "loss/raw": Mean(float(gaps.sum()), len(gaps)),
     }

@@ -13,7 +13,8 @@ from grpo_lab.launch import run_child
 from grpo_lab.ledger import standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 from grpo_lab.tables.cells import OUTPUTS, Run, runs_of
-from grpo_lab.tables.definition import SCALES, load_definition, targets
+from grpo_lab.tables.definition import load_definition, targets
+from grpo_lab.tables.fields import SCALES
 from grpo_lab.tables.pools import record_missing
 
 USAGE = "usage: python -m grpo_lab.tables <target> [scale=tiny|paper] [dry=true] [group=option] [key=value], or list"

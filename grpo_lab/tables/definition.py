@@ -15,8 +15,9 @@ from typing import Any
 from yaml import YAMLError, safe_load  # type: ignore[import-untyped]
 
 from grpo_lab.config import ConfigError, conf_dir
+from grpo_lab.tables.fields import SCALES, Fields
+from grpo_lab.tables.when import END, PLACES, When
 
-SCALES = ("paper", "tiny")
 # What a row or a point may show. Evaluations while training are of the run's own held-out problems (MATH-500, or the
 # made task's); measures of training are means over the definition's `window` of last updates where a table has them.
 MEASURES = {
@@ -38,14 +39,20 @@ MEASURES = {
     "responses": "generated, whole run, discarded ones included",
     "reward": "mean over retained training responses",
     "final reward": "the same at the end",
-    "iterations/s": "updates a second, whole run",
+    "iterations/s": "updates a second after the first sync period, evaluations and checkpoints left out",
+    "reference KL": "token mean of the value of GRPO's penalty, before beta",
     "log ratio": "mean sequence log ratio to the reference, nats",
     "within-success ESS": "of the weights among right responses, in groups with two or more",
     "groups with two right": "share of groups with two or more right responses",
     "raw loss": "of a group, before normalisation",
     "q-ESS": "1 / sum q^2 of a group, median",
 }
-RELATIONS = (">", "<", "~", "rises", "falls", "flat")
+# Over the checkpoints of a run, in the order of RG's tables.
+STATISTICS = ("minimum", "maximum", "median", "mean")
+# How a text states a number: as it is, by its order of magnitude, or as a bound from above.
+FORMS = ("exact", "order", "below")
+TRENDS = ("rises", "falls", "flat")
+RELATIONS = (">", "<", "~", *TRENDS)
 # Words that a definition's cells may set; each is one of the run's.
 CELL_KEYS = (
     "objective",
@@ -75,12 +82,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A number that a paper's text states for the cells that have these labels; `note`: how exactly it does."""
+    """A number that a paper's text states for the cells that have these labels. `statistic`: over a run's checkpoints,
+    where it is one. `when`: at the end, unless said. `form`: how the text states it."""
 
     at: Labels
     measure: str
     value: float
     source: str
+    statistic: str | None = None
+    when: When = END
+    form: str = "exact"
     note: str | None = None
 
 
@@ -95,7 +106,7 @@ class Ordering:
     measure: str
     source: str
     margin: float | None = None
-    when: str = "end"
+    when: When = END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +165,7 @@ def read_definition(path: Path) -> Definition:
         raw = safe_load(path.read_text())
     except YAMLError as error:
         raise ConfigError(f"{path.name}: {' '.join(str(error).split())}") from error
-    fields = _Fields(path.name, "", raw)
+    fields = Fields(path.name, "", raw)
     definition = Definition(
         target=path.stem,
         paper=fields.one_of("paper", ("rg", "gg", "own")),
@@ -186,58 +197,7 @@ def matches(labels: Labels, at: Labels) -> bool:
     )
 
 
-class _Fields:
-    """A mapping read key by key: a wrong or unknown one is an error with its place."""
-
-    def __init__(self, file: str, where: str, raw: Any) -> None:
-        if not isinstance(raw, dict):
-            raise ConfigError(f"{file}: {where or 'the file'} must hold keys and values")
-        self.file, self.where, self.raw = file, where, dict(raw)
-
-    def fail(self, key: str, said: str) -> ConfigError:
-        return ConfigError(f"{self.file}: {self.where}{key} {said}")
-
-    def maybe(self, key: str, *kinds: type) -> Any:
-        value = self.raw.pop(key, None)
-        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            raise self.fail(key, f"must be {' or '.join(kind.__name__ for kind in kinds)}, not {value!r}")
-        return value
-
-    def take(self, key: str, *kinds: type) -> Any:
-        value = self.maybe(key, *kinds)
-        if value is None:
-            raise self.fail(key, "is missing")
-        return value
-
-    def one_of(self, key: str, choices: tuple[str, ...]) -> str:
-        value = self.take(key, str)
-        if value not in choices:
-            raise self.fail(key, f"is {value!r}: choose {', '.join(choices)}")
-        return str(value)
-
-    def each_of(self, key: str, choices: tuple[str, ...]) -> list[str]:
-        values = self.maybe(key, list) or []
-        for value in values:
-            if value not in choices:
-                raise self.fail(key, f"holds {value!r}: choose from {', '.join(choices)}")
-        return values
-
-    def parts(self, key: str) -> Iterator[_Fields]:
-        for index, each in enumerate(self.maybe(key, list) or []):
-            yield _Fields(self.file, f"{key}[{index}].", each)
-
-    def scaled(self, key: str, kind: type) -> dict[str, Any]:
-        values = _Fields(self.file, f"{key}.", self.maybe(key, dict) or {})
-        found = {scale: values.maybe(scale, kind) for scale in SCALES}
-        values.end()
-        return {scale: value for scale, value in found.items() if value is not None}
-
-    def end(self) -> None:
-        for key in self.raw:
-            raise self.fail(str(key), "is not known")
-
-
-def _grids(path: Path, fields: _Fields) -> tuple[Mapping[str, Any], ...]:
+def _grids(path: Path, fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """The grids of `cells`; another target's name stands for its cells."""
     if not isinstance(name := fields.raw.get("cells"), str):
         return tuple(_grid(each) for each in fields.parts("cells"))
@@ -248,7 +208,7 @@ def _grids(path: Path, fields: _Fields) -> tuple[Mapping[str, Any], ...]:
     return read_definition(other).grids
 
 
-def _grid(fields: _Fields) -> dict[str, Any]:
+def _grid(fields: Fields) -> dict[str, Any]:
     grid: dict[str, Any] = {}
     if fields.raw.get("only") is not None:
         grid["only"] = fields.one_of("only", SCALES)
@@ -274,19 +234,24 @@ def _product(grid: Mapping[str, Any], scale: str) -> Iterator[Cell]:
         )
 
 
-def _published(fields: _Fields) -> Published:
+def _published(fields: Fields) -> Published:
     found = Published(
         at=fields.take("at", dict),
         measure=fields.one_of("measure", tuple(MEASURES)),
         value=float(fields.take("value", float, int)),
         source=fields.take("source", str),
+        statistic=fields.maybe_one_of("statistic", STATISTICS),
+        when=fields.when(),
+        form=fields.maybe_one_of("form", FORMS) or "exact",
         note=fields.maybe("note", str),
     )
     fields.end()
+    if found.when.phrase not in PLACES:
+        raise fields.fail("when", f"must be {' or '.join(PLACES)} for a number, not {found.when}")
     return found
 
 
-def _ordering(fields: _Fields) -> Ordering:
+def _ordering(fields: Fields) -> Ordering:
     found = Ordering(
         left=fields.take("left", dict),
         right=fields.maybe("right", dict),
@@ -294,10 +259,12 @@ def _ordering(fields: _Fields) -> Ordering:
         measure=fields.one_of("measure", tuple(MEASURES)),
         source=fields.take("source", str),
         margin=fields.maybe("margin", float, int),
-        when=fields.maybe("when", str) or "end",
+        when=fields.when(),
     )
     fields.end()
-    if (found.right is None) != (found.relation in ("rises", "falls", "flat")):
+    if found.relation in TRENDS and found.when.phrase in PLACES:
+        raise fields.fail("when", f"must be a stretch of updates for relation {found.relation!r}, not {found.when}")
+    if (found.right is None) != (found.relation in TRENDS):
         raise fields.fail(
             "right", f"does not go with relation {found.relation!r}: a trend has none, the others have one"
         )

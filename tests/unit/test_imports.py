@@ -50,6 +50,7 @@ ORDER = [
     "sync",
     "checkpoint",
     "evaluation",
+    "report",
     "models",
     "tracking",
     "runstate",
@@ -87,6 +88,7 @@ HEAVY = {
         "loop",
         "build",
         "train",
+        "report",
     },
     "transformers": {"attention", "policy", "rollout", "models", "prompts", "train"},
     "tokenizers": {"models"},
@@ -99,6 +101,7 @@ HEAVY = {
     "math_verify": {"rewards"},
     "pebble": {"rewards"},
     "hydra": {"config", "command"},
+    "matplotlib": {"report"},
 }
 
 
@@ -136,6 +139,17 @@ def test_imports_point_upstream(path: Path) -> None:
             assert module in HEAVY[parts[0]], f"{path.name} imports {parts[0]}"
 
 
+def test_reports_load_what_draws_and_what_learns_in_one_file_each() -> None:
+    """The rest of a report needs neither: tables are written where no figure is."""
+    found = {
+        (path.stem, name.split(".")[0])
+        for path in (PACKAGE / "report").glob("*.py")
+        for name in _imports(path)
+        if name.split(".")[0] in ("torch", "matplotlib")
+    }
+    assert found == {("coefficients", "torch"), ("drawing", "matplotlib")}
+
+
 def test_the_order_names_what_exists() -> None:
     assert set(ORDER) == {module for path in _files() if (module := _module(path))}
 
@@ -147,6 +161,7 @@ def test_the_order_names_what_exists() -> None:
         "grpo_lab.evaluate",
         "grpo_lab.plan.__main__",
         "grpo_lab.tables.__main__",
+        "grpo_lab.report.__main__",
         "grpo_lab.pool.__main__",
         "grpo_lab.config",
         "grpo_lab.rewards",

@@ -426,7 +426,13 @@ def test_metrics_of_an_update(name: str) -> None:
     if name == "grpo_tis":
         expected |= {"tis/weight", "tis/capped"}
     if name.startswith("ggpo"):
-        expected |= {"group/weight_ess", "group/within_success_ess", "group/share_k2", "loss/raw"}
+        expected |= {
+            "group/weight_ess",
+            "group/within_success_ess",
+            "group/within_success_ess_mean",
+            "group/share_k2",
+            "loss/raw",
+        }
     if name == "ggpo_clip":
         expected |= {"clip/token"}
     for row in reported:

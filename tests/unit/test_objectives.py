@@ -412,6 +412,7 @@ def test_group_weight_metrics() -> None:
     assert quantile(got["group/within_success_ess"]) == pytest.approx(0.8, abs=1 / 64)
     assert quantile(got["group/weight_ess"], 0.25) == pytest.approx(1.0, abs=3 / 64)
     assert quantile(got["group/weight_ess"], 0.99) == pytest.approx(1.6, abs=3 / 64)
+    assert got["group/within_success_ess_mean"].value() == pytest.approx(0.8, rel=1e-12)
     assert got["group/share_k2"].value() == 0.5
     # J / beta = log-mean-exp - mean: ln(4 / 4) + 100 - (200 + ln 3) / 4, and 100 - ln 4 - 25.
     assert got["loss/raw"].value() == pytest.approx(0.01 * ((50 - LN3 / 4) + (75 - LN4)) / 2, rel=1e-12)

@@ -18,7 +18,7 @@ RUNS = {
     "rg-table2": (2, 2),
     "rg-table3": (2, 2),
     "rg-fig3": (2, 2),
-    "rg-throughput": (2, 2),
+    "rg-throughput": (5, 5),
     # Three methods and three seeds, and three methods of the larger model.
     "gg-table1": (12, 12),
     "gg-fig1": (9, 9),

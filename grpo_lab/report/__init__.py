@@ -1,0 +1,1 @@
+"""Reports: what stored runs say, beside what the papers say."""

@@ -1,0 +1,181 @@
+"""The report of one target: a page, its numbers as CSV, its tables as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_lab.atomic import write_atomically
+from grpo_lab.report import layout
+from grpo_lab.report.addenda import Addendum, addendum_of
+from grpo_lab.report.collate import Collated, PlacedRun
+from grpo_lab.report.measures import MEASURES as HOW
+from grpo_lab.report.measures import Training
+from grpo_lab.report.orderings import Judged, judge
+from grpo_lab.report.render import Grid, csv_text, latex, markdown
+from grpo_lab.report.stored import StoredRun
+from grpo_lab.report.verdicts import LEGEND, tally, verdict_grid
+from grpo_lab.tables.definition import MEASURES
+
+# Draws a table's figures into a folder and names their files; none where it has none.
+Draw = Callable[[Collated, Path], Sequence[Path]]
+NO_DIFFERENCE = (
+    "No difference to the published numbers is given at this scale: another model, task and budget. Comparable are the "
+    "orderings below, within the scale."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an index says of a target."""
+
+    target: str
+    title: str
+    state: str
+    orderings: str
+    page: str
+
+
+def write_report(collated: Collated, folder: Path, draw: Draw | None = None) -> Written:
+    """Write <target>.md, .csv and .tex into a folder, each whole or not at all.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, judged = collated.definition.target, judge(collated)
+    figures = draw(collated, folder) if draw is not None else ()
+    addendum = addendum_of(collated)
+    page = make_page(collated, judged, [path.name for path in figures if path.suffix == ".png"], addendum)
+    write_atomically(folder / f"{target}.md", page.encode())
+    write_atomically(folder / f"{target}.csv", csv_text(layout.numbers(collated)).encode())
+    write_atomically(folder / f"{target}.tex", make_latex(collated, addendum).encode())
+    if addendum is not None:
+        write_atomically(folder / f"{target}-{addendum.name}.csv", csv_text(addendum.grid).encode())
+    return Written(target, _title(collated), state(collated), tally(judged), page)
+
+
+def make_page(
+    collated: Collated, judged: Sequence[Judged], figures: Sequence[str] = (), addendum: Addendum | None = None
+) -> str:
+    """The whole report as Markdown."""
+    definition = collated.definition
+    parts = [f"# {_title(collated)}", f"`scale={collated.scale}`: {state(collated)}."]
+    if collated.words:
+        parts.append(f"Runs with `{' '.join(collated.words)}`.")
+    parts += [f"![{definition.label}]({name})" for name in figures]
+    if collated.groups:
+        parts += ["## Beside the paper", markdown(layout.comparison(collated)).rstrip()]
+        if collated.scale != "paper":
+            parts.append(NO_DIFFERENCE)
+        for title, grid in _laid_out(collated):
+            parts += [f"## {title}", markdown(grid).rstrip()]
+        parts += ["Measures:", "\n".join(_measures(collated))]
+    if addendum is not None:
+        parts += [f"## {addendum.title}", markdown(addendum.grid).rstrip()]
+        parts.append("\n".join(f"- {each}" for each in addendum.notes))
+    if judged:
+        parts += ["## Orderings", f"{tally(judged)}.", markdown(verdict_grid(collated, judged)).rstrip(), LEGEND]
+    if definition.remarks:
+        parts += ["## Remarks", "\n".join(f"- {each}" for each in definition.remarks)]
+    if collated.placed:
+        parts += ["## Runs", markdown(layout.runs(collated)).rstrip()]
+        if notes := run_notes(collated):
+            parts.append("\n".join(f"- {each}" for each in notes))
+        parts += ["## To reproduce", f"```\n{command(collated)}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def make_latex(collated: Collated, addendum: Addendum | None = None) -> str:
+    """The tables of numbers, for a document with \\usepackage{booktabs}."""
+    target, title = collated.definition.target, _title(collated)
+    added = (
+        [] if addendum is None else [latex(addendum.grid, f"{title}. {addendum.title}", f"{target}-{addendum.name}")]
+    )
+    if not collated.groups:
+        return "\n".join([f"% {title}: no runs\n", *added])
+    tables = [latex(layout.comparison(collated), f"{title}; scale {collated.scale}", target), *added]
+    for number, (name, grid) in enumerate(_laid_out(collated), start=1):
+        tables.append(latex(grid, f"{title}. {name}", f"{target}-{number}"))
+    return "% \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def state(collated: Collated) -> str:
+    """How many runs are finished, and where the others stand."""
+    placed = collated.placed
+    if not placed:
+        return "no runs"
+    others = [each.standing.state for each in placed if each.run is None]
+    said = f"{len(placed) - len(others)} of {len(placed)} runs finished"
+    kinds = [f"{others.count(kind)} {kind}" for kind in dict.fromkeys(others)]
+    return ", ".join([said, *kinds]) + (" (not used)" if any(kind != "missing" for kind in others) else "")
+
+
+def command(collated: Collated) -> str:
+    """What makes the runs and this report."""
+    arguments = f' ARGS="{" ".join(collated.words)}"' if collated.words else ""
+    lines = [f"make {collated.definition.target} SCALE={collated.scale}{arguments}"]
+    if words := collated.definition.evaluate.get(collated.scale):
+        lines += [f"python -m grpo_lab.evaluate run=<each run's folder> {words}", f"make tables SCALE={collated.scale}"]
+    return "\n".join(lines)
+
+
+def run_notes(collated: Collated) -> list[str]:
+    """What was left out, and why."""
+    notes = [each for group in collated.groups for each in group.notes]
+    for each in collated.placed:
+        if each.run is None and each.standing.state != "missing":
+            notes.append(f"{each.folder}: {each.standing}; not used")
+        elif each.run is not None:
+            notes += _oddities(each)
+    return list(dict.fromkeys(notes))
+
+
+def _oddities(placed: PlacedRun) -> list[str]:
+    run = placed.run
+    assert run is not None
+    odd = [f"{placed.folder}: {count} values of {name} are not finite" for name, count in run.damaged.items()]
+    if run.skipped:
+        odd.append(f"{placed.folder}: the last line of metrics.jsonl is half written, and left out")
+    return odd
+
+
+def _title(collated: Collated) -> str:
+    definition = collated.definition
+    paper = "" if definition.paper == "own" else f"{definition.paper.upper()} "
+    return f"{paper}{definition.label}: {definition.title}"
+
+
+def _laid_out(collated: Collated) -> list[tuple[str, Grid]]:
+    """The paper's rows and columns: with our numbers, and with those that its text states."""
+    ours = layout.in_layout(collated, layout.ours_text)
+    found = [(f"Ours, as the paper lays it out, scale {collated.scale}{_of(name)}", grid) for name, grid in ours]
+    if not any(entry.published for group in collated.groups for entry in group.entries.values()):
+        return found
+    published = layout.in_layout(
+        collated, lambda group, entry, slot: layout.published_text(entry.published, slot) if group.of_paper else ""
+    )
+    return found + [(f"Published{_of(name)}", grid) for name, grid in published]
+
+
+def _of(name: str) -> str:
+    return f": {name}" if name else ""
+
+
+def _measures(collated: Collated) -> list[str]:
+    window = collated.reader.window
+    lines = [f"- {name}: {MEASURES[name]}." for name in dict.fromkeys(slot.measure for slot in collated.slots)]
+    if any(isinstance(HOW[slot.measure], Training) for slot in collated.slots):
+        last = "tenth of the updates" if window is None else f"{window} updates"
+        lines.append(f"- Measures of training are means over the last {last}.")
+    if asked := dict.fromkeys(_asked(run) for each in collated.placed if (run := each.run) is not None):
+        lines.append(f"- Held-out problems while training: {' or '.join(asked)}.")
+    if any(slot.statistic for slot in collated.slots):
+        lines.append("- Over checkpoints: over all evaluations of a run after the untrained model's.")
+    return lines
+
+
+def _asked(run: StoredRun) -> str:
+    counts = next(iter(run.evaluations.values()), None)
+    return "none" if counts is None else f"{len(counts)}, {counts.n} responses each"

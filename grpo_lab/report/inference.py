@@ -1,0 +1,106 @@
+"""Intervals for differences: over seeds, over problems, and for a trend within one run. Pure functions of numbers.
+
+All are of level 0.95, two-sided, and none is corrected for the number of comparisons in a report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_lab.evaluation.estimators import LEVEL, RESAMPLES, bootstrap_means, percentile_interval
+from grpo_lab.seeds import derive
+
+# Fewer problems are not resampled: their spread is not known.
+FEWEST_PROBLEMS = 10
+# A trend's residuals are resampled in blocks of this share of its rows, which neighbouring updates depend over.
+BLOCK_SHARE = 1 / 8
+FEWEST_ROWS = 32
+BLOCK_RESAMPLES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`low` to `high`, of what, in words for a reader."""
+
+    low: float
+    high: float
+    method: str
+
+
+def over_seeds(differences: Sequence[float]) -> Interval | None:
+    """Student's t interval of the mean of one difference a seed; None from fewer than two."""
+    n = len(differences)
+    if n < 2:
+        return None
+    mean = float(np.mean(differences))
+    half = student_quantile(n - 1) * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    return Interval(mean - half, mean + half, f"t interval over {n} seeds")
+
+
+def over_problems(differences: np.ndarray) -> Interval | None:
+    """Percentile bootstrap interval of the mean of one difference a problem, [N]: the same problems, answered by both
+    sides. None from fewer than FEWEST_PROBLEMS."""
+    if len(differences) < FEWEST_PROBLEMS:
+        return None
+    means = bootstrap_means(differences[:, None], derive(0, "report", "problems"))
+    ((low, high),) = percentile_interval(means)
+    return Interval(
+        float(low), float(high), f"paired bootstrap over {len(differences)} problems, {RESAMPLES:,} resamples"
+    )
+
+
+def change(update: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """What the least-squares line changes from the first to the last update: `value` [..., T] at `update` [T]."""
+    centred = update - update.mean()
+    slope = (value * centred).sum(axis=-1) / (centred**2).sum()
+    return np.asarray(slope * (update[-1] - update[0]))
+
+
+def within_run(update: np.ndarray, value: np.ndarray) -> Interval | None:
+    """Moving-block bootstrap interval of `change` in one run: residuals of its line, [T], drawn in blocks and put back.
+
+    It is about this run's curve, and says nothing of another seed's. None from fewer than FEWEST_ROWS rows.
+    """
+    count = len(value)
+    if count < FEWEST_ROWS:
+        return None
+    block = round(BLOCK_SHARE * count)
+    whole = float(change(update, value))
+    line = value.mean() + (update - update.mean()) * whole / (update[-1] - update[0])
+    residuals = value - line
+    rng = np.random.Generator(np.random.Philox(key=derive(0, "report", "blocks")))
+    starts = rng.integers(count - block + 1, size=(BLOCK_RESAMPLES, -(-count // block)))
+    drawn = residuals[(starts[:, :, None] + np.arange(block)).reshape(BLOCK_RESAMPLES, -1)[:, :count]]
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(whole + change(update, drawn), [tail, 1 - tail])
+    return Interval(
+        float(low),
+        float(high),
+        f"block bootstrap over {count} rows of one run, blocks of {block}, {BLOCK_RESAMPLES:,} resamples",
+    )
+
+
+def student_probability(t: float, freedom: int) -> float:
+    """P(|T| <= t) of Student's distribution with a whole number of degrees of freedom, in closed form (Abramowitz and
+    Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine = math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+
+def student_quantile(freedom: int) -> float:
+    """t with P(|T| <= t) = LEVEL, by bisection."""
+    low, high = 0.0, 1e3
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_probability(middle, freedom) < LEVEL else (low, middle)
+    return high

@@ -1,0 +1,138 @@
+"""What a table asks of a run: a measure at the end, over its checkpoints, or when an ordering says.
+
+At the papers' scale final scores are of stored evaluations (`python -m grpo_lab.evaluate` with the definition's words),
+at the tiny scale of the run's own held-out problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from grpo_lab.config import ConfigError
+from grpo_lab.evaluation.estimators import over_checkpoints
+from grpo_lab.report.measures import MEASURES, Accuracy, Reading, curve, read_at, read_end, read_over, score_counts
+from grpo_lab.report.stored import Counts, Series, StoredRun, benchmark_counts, lighteval_scores
+from grpo_lab.tables.definition import Definition
+from grpo_lab.tables.when import When
+
+BASE = "base"
+# `Spread` by the words of a definition.
+_STATISTICS = {"minimum": "min", "maximum": "max", "median": "median", "mean": "mean"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A definition at a scale. `benchmarks`, `n`: of final scores; none: the run's own held-out problems. `lighteval`:
+    scores of RG's tables are its."""
+
+    window: int | None = None
+    benchmarks: tuple[str, ...] = ()
+    n: int = 0
+    lighteval: bool = False
+
+    @classmethod
+    def of(cls, definition: Definition, scale: str) -> Self:
+        """
+        Raises:
+            ConfigError: the definition's `evaluate` names benchmarks without a number of responses.
+        """
+        words = definition.evaluate.get(scale, "")
+        named = re.search(r"evaluation\.benchmarks=\[([^\]]*)\]", words)
+        n = re.search(r"evaluation\.n=(\d+)", words)
+        lighteval = "lighteval=true" in words.split()
+        if named and not n and not lighteval:
+            raise ConfigError(f"{definition.target}.yaml: evaluate.{scale} must say evaluation.n=")
+        return cls(
+            window=definition.window.get(scale),
+            benchmarks=tuple(named.group(1).split(",")) if named else (),
+            n=int(n.group(1)) if n else 0,
+            lighteval=lighteval,
+        )
+
+    def end(self, run: StoredRun, name: str) -> Reading | None:
+        """A measure at a run's end; None where nothing there gives it."""
+        measure = MEASURES[name]
+        if isinstance(measure, Accuracy):
+            if measure.after_training and self.benchmarks:
+                return self._evaluated(run, name, f"update_{run.updates:06d}")
+            if self._task(name) is not None:
+                series = self.checkpoints(run, name)
+                return Reading(float(series.value[-1])) if len(series) else None
+        return read_end(run, name, self.window)
+
+    def base(self, run: StoredRun, name: str) -> Reading | None:
+        """A measure of accuracy of the untrained model that a run began with; None for others."""
+        measure = MEASURES[name]
+        if not isinstance(measure, Accuracy):
+            return None
+        if measure.after_training and self.benchmarks:
+            return self._evaluated(run, name, BASE)
+        if (task := self._task(name)) is not None:
+            judged = lighteval_scores(run.folder, task).get(BASE)
+            return None if judged is None else Reading(judged[1])
+        return read_at(run, name, 0)
+
+    def checkpoints(self, run: StoredRun, name: str) -> Series:
+        """A measure of accuracy at each checkpoint: by lighteval where the table asks for it, else at each evaluation
+        while training. Without the untrained model."""
+        if (task := self._task(name)) is None:
+            return curve(run, name).within(0, run.updates)
+        judged = lighteval_scores(run.folder, task)
+        return Series.of(sorted((u, score) for target, (u, score) in judged.items() if target != BASE and u))
+
+    def curve(self, run: StoredRun, name: str) -> Series:
+        """A measure against updates, with the untrained model where it is known."""
+        if self._task(name) is None:
+            return curve(run, name)
+        after = self.checkpoints(run, name)
+        before = self.base(run, name)
+        pairs = [] if before is None else [(0, before.value)]
+        return Series.of([*pairs, *zip(after.update.tolist(), after.value.tolist(), strict=True)])
+
+    def statistic(self, run: StoredRun, name: str, statistic: str) -> float | None:
+        """Minimum, maximum, median or mean over a run's checkpoints; None without any."""
+        values = self.checkpoints(run, name).value
+        return float(getattr(over_checkpoints(values.tolist()), _STATISTICS[statistic])) if len(values) else None
+
+    def at(self, run: StoredRun, name: str, when: When) -> Reading | None:
+        """A measure at the one place of a run that `when` names: its end, or an update (of a measure of training, the
+        last value logged by then)."""
+        if when.phrase == "end":
+            return self.end(run, name)
+        assert when.phrase == "at update N", when
+        assert when.update is not None
+        if isinstance(MEASURES[name], Accuracy):
+            return read_at(run, name, when.update)
+        until = curve(run, name).within(0, when.update).value if when.update <= run.updates else np.array([])
+        return Reading(float(until[-1])) if len(until) else None
+
+    def over(self, run: StoredRun, name: str, spans: Sequence[tuple[int, int]]) -> list[Reading | None]:
+        """A measure over each of several stretches of updates."""
+        if self._task(name) is None:
+            return [read_over(run, name, *span) for span in spans]
+        parts = [self.checkpoints(run, name).within(*span).value for span in spans]
+        return [Reading(float(np.mean(part))) if len(part) else None for part in parts]
+
+    def _task(self, name: str) -> str | None:
+        """lighteval's task, where a measure is of its scores."""
+        measure = MEASURES[name]
+        return measure.task if isinstance(measure, Accuracy) and self.lighteval else None
+
+    def _evaluated(self, run: StoredRun, name: str, model: str) -> Reading | None:
+        """From stored evaluations on all benchmarks together, each problem counting the same; None unless all are
+        there."""
+        parts = [(each, benchmark_counts(run.folder, model, each, self.n)) for each in self.benchmarks]
+        if any(counts is None for _, counts in parts):
+            return None
+        whole = [(benchmark, counts) for benchmark, counts in parts if counts is not None]
+        pooled = Counts(
+            tuple(f"{benchmark}/{each}" for benchmark, counts in whole for each in counts.ids),
+            np.concatenate([counts.correct for _, counts in whole]),
+            self.n,
+        )
+        return score_counts(name, pooled, None)
