@@ -141,10 +141,15 @@ def _place(seed: int, folder: Path, shelf: Shelf) -> PlacedRun:
 
 def _slots(definition: Definition) -> tuple[Slot, ...]:
     """Of each measure the end, and what else numbers are published of; without the end where all of them are
-    statistics."""
+    statistics. Where the paper's columns are measures, others are there for the orderings, unless a number is
+    published."""
+    named = [each for each in definition.columns if each in MEASURES]
     slots: list[Slot] = []
     for measure in definition.measures:
-        of_runs = [p for p in definition.published if p.measure == measure and p.at.get("objective") != BASE]
+        published = [each for each in definition.published if each.measure == measure]
+        if named and measure not in named and not published:
+            continue
+        of_runs = [each for each in published if each.at.get("objective") != BASE]
         statistics = [each for each in STATISTICS if any(p.statistic == each for p in of_runs)]
         if not of_runs or any(p.statistic is None for p in of_runs):
             slots.append(Slot(measure))

@@ -62,7 +62,7 @@ def test_a_wrong_loss_would_be_seen() -> None:
 
 
 def test_the_papers_betas_give_the_forms_and_the_tiny_scales_do_not() -> None:
-    """A wrong response keeps exp(-1 / 0.32) of a right one's weight, so that k = 1 has q = 1 / (1 + 7 exp(-1 / 0.32))."""
+    """A wrong response keeps exp(-1 / 0.32) of a right one's weight: k = 1 has q = 1 / (1 + 7 exp(-1 / 0.32))."""
     for each in coefficient_sums("paper"):
         np.testing.assert_allclose(each.implemented, each.closed_form, rtol=3e-6)
     tiny = {each.objective: each for each in coefficient_sums("tiny")}
