@@ -1,7 +1,9 @@
-"""A panel's curves: a measure of collated runs against updates, generated responses or the rungs N of a ladder."""
+"""A panel's curves: a measure of collated runs against updates, generated responses, the rungs N of a ladder, or the
+drift that these came to."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,10 +43,11 @@ class Smoothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A panel: `measure` against updates, generated responses, or the rungs N. `one_seed`: of the seed 42 alone."""
+    """A panel: `measure` against updates, generated responses, the rungs N, or their K3. `one_seed`: of the seed 42
+    alone."""
 
     measure: str
-    against: Literal["updates", "responses", "N"] = "updates"
+    against: Literal["updates", "responses", "N", "K3"] = "updates"
     smoothing: Smoothing | None = None
     log_y: bool = False
     one_seed: bool = False
@@ -106,7 +109,8 @@ def responses_at(runs: Sequence[StoredRun], updates: np.ndarray) -> np.ndarray:
 
 
 def ladders(collated: Collated, groups: Sequence[Group], shown: Shown) -> list[Curve]:
-    """One curve for the groups that differ in N alone, over the rungs that a finished run gave."""
+    """One curve for the groups that differ in N alone, over the rungs that a finished run gave: at their N, or at the
+    token K3 that they ended with."""
     by_look: dict[Look, list[Group]] = {}
     for group in groups:
         by_look.setdefault(look_of(collated, group, ladder=True), []).append(group)
@@ -122,19 +126,30 @@ def _ladder(collated: Collated, look: Look, groups: Sequence[Group], shown: Show
     if not rungs:
         return None
     seeds = seeds_of_rungs({n: len(entry.values) for n, _, entry in rungs})
+    places = [float(n) for n, _, _ in rungs]
+    if shown.against == "K3":
+        drifts = {group.labels[DELAY]: _drift(collated, group) for group in groups}
+        places = [drifts[n] for n, _, _ in rungs]
     return Curve(
         label=f"{curve_label(collated, groups[0], ladder=True)} ({seeds})",
         look=look,
-        x=np.array([n for n, _, _ in rungs], dtype=np.float64),
+        x=np.array(places),
         y=np.array([mean for _, mean, _ in rungs]),
         spread=np.array([np.nan if entry.deviation is None else entry.deviation for _, _, entry in rungs]),
     )
 
 
+def _drift(collated: Collated, group: Group) -> float:
+    """Token K3 at the end of a group's finished runs, their mean; NaN where none logs it."""
+    found = [collated.reader.end(run, "k3") for run in group.finished.values()]
+    values = [each.value for each in found if each is not None]
+    return float(np.mean(values)) if values else math.nan
+
+
 def levels(collated: Collated, groups: Sequence[Group], shown: Shown) -> list[Level]:
     """Numbers that the paper's text states of the curves shown, at the papers' scale alone: elsewhere they are of
-    another model and other data."""
-    if collated.scale != "paper":
+    another model and other data. At no K3, which the text does not state."""
+    if collated.scale != "paper" or shown.against == "K3":
         return []
     return [
         _level(collated, group, published, ladder=shown.against == "N")

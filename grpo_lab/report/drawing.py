@@ -149,12 +149,14 @@ def _fill(axes: Axes, panel: Panel, *, with_legend: bool) -> None:
         axes.xaxis.set_major_locator(FixedLocator(rungs))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(ScalarFormatter())
+    elif panel.x_scale == "log":
+        axes.set_xscale("log")
     if panel.log_y:
         axes.set_yscale("log", nonpositive="clip")
     else:
         axes.ticklabel_format(axis="y", scilimits=(-2, 5))
     for curve in panel.curves:
-        _add_curve(axes, curve, ladder=panel.x_scale == "ladder")
+        _add_curve(axes, curve, bars=panel.x_scale != "linear")
     for level in panel.levels:
         _add_level(axes, level)
     if not panel.curves:
@@ -163,7 +165,7 @@ def _fill(axes: Axes, panel: Panel, *, with_legend: bool) -> None:
         axes.legend()
 
 
-def _add_curve(axes: Axes, curve: Curve, *, ladder: bool) -> None:
+def _add_curve(axes: Axes, curve: Curve, *, bars: bool) -> None:
     marker = STYLES[curve.look.objective][1]
     first = curve.look.variant == 0 and curve.form == "line"
     tone = colour(curve.look)
@@ -181,7 +183,7 @@ def _add_curve(axes: Axes, curve: Curve, *, ladder: bool) -> None:
     known = np.isfinite(curve.spread)
     if not known.any():
         return
-    if ladder:
+    if bars:
         axes.errorbar(
             curve.x[known], curve.y[known], yerr=curve.spread[known], fmt="none", ecolor=tone, capsize=3, elinewidth=1
         )

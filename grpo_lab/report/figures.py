@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from grpo_lab.report.captions import footnotes
 from grpo_lab.report.collate import Collated, Group
@@ -17,7 +18,6 @@ FIGURE_10 = Smoothing(BLOCK, REFRESH // BLOCK, trailing=True)
 POINTS = Smoothing(BLOCK)
 WINDOWS = Smoothing(REFRESH)
 
-LADDER = (Shown(measure="average", against="N"),)
 FIGURES: Mapping[str, Sequence[Shown]] = {
     "gg-fig1": (
         Shown(measure="k3", smoothing=FIGURE_1),
@@ -26,8 +26,9 @@ FIGURES: Mapping[str, Sequence[Shown]] = {
         Shown(measure="mean"),
     ),
     "gg-fig2": (Shown(measure="responses"), Shown(measure="mean", against="responses")),
-    "gg-fig3": LADDER,
-    "gg-table4": LADDER,
+    "gg-fig3": (Shown(measure="average", against="N"),),
+    # Ours: the ladder again, with staleness measured by what it does.
+    "gg-table4": (Shown(measure="average", against="K3"),),
     "gg-fig4": (
         Shown(measure="mean"),
         Shown(measure="drift", log_y=True, one_seed=True),
@@ -52,7 +53,14 @@ FIGURES: Mapping[str, Sequence[Shown]] = {
     "rg-fig3": (Shown(measure="aime24"), Shown(measure="math500")),
     "rg-throughput": (Shown(measure="final reward", smoothing=POINTS), Shown(measure="reference KL")),
 }
-X_LABELS = {"updates": "optimizer updates", "responses": "generated responses", "N": "updates between syncs, N"}
+X_LABELS = {
+    "updates": "optimizer updates",
+    "responses": "generated responses",
+    "N": "updates between syncs, N",
+    "K3": "token K3, nats",
+}
+# Where a curve joins the rungs of a ladder.
+LADDERS: Mapping[str, Literal["ladder", "log"]] = {"N": "ladder", "K3": "log"}
 Y_LABELS = {
     "k3": "token K3, nats",
     "ess": "normalised sequence ESS",
@@ -110,9 +118,9 @@ def _panel(collated: Collated, groups: Sequence[Group], shown: Shown) -> Panel:
     return Panel(
         x_label=X_LABELS[shown.against],
         y_label=y_label(shown.measure, collated.scale),
-        curves=(ladders if shown.against == "N" else courses)(collated, groups, shown),
+        curves=(ladders if shown.against in LADDERS else courses)(collated, groups, shown),
         levels=levels(collated, groups, shown),
-        x_scale="ladder" if shown.against == "N" else "linear",
+        x_scale=LADDERS.get(shown.against, "linear"),
         log_y=shown.log_y,
     )
 
@@ -121,7 +129,7 @@ def _notes(collated: Collated, groups: Sequence[Group], shown: Sequence[Shown]) 
     """How the panels show what they show."""
     notes = list(dict.fromkeys(str(each.smoothing) for each in shown if each.smoothing))
     window = collated.reader.window
-    if window is not None and any(each.against == "N" for each in shown):
+    if window is not None and any(each.against in LADDERS for each in shown):
         notes.append(f"Means over the last {window} updates at scale={collated.scale}.")
     if alone := [each.measure for each in shown if each.one_seed]:
         notes.append(f"Seed {ONE_SEED} alone: {', '.join(alone)}.")

@@ -47,13 +47,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """`x_scale`: updates and counts are linear; a ladder's rungs lie evenly, at their values' logarithms."""
+    """`x_scale`: updates and counts are linear; a ladder's rungs lie evenly, at their values' logarithms; drift is
+    logarithmic."""
 
     x_label: str
     y_label: str
     curves: Sequence[Curve]
     levels: Sequence[Level] = ()
-    x_scale: Literal["linear", "ladder"] = "linear"
+    x_scale: Literal["linear", "ladder", "log"] = "linear"
     log_y: bool = False
 
 

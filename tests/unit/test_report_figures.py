@@ -188,8 +188,15 @@ def test_figures_3_and_7_are_ladders_with_the_aligned_refresh_as_a_curve_of_its_
     assert by_label(ess)["GGPO (n = 1)"].y.tolist() == pytest.approx([3 / v for v in (8, 16, 32, 64, 128)])
     assert (k3.log_y, ess.log_y, length.log_y) == (True, True, False)
     (average,) = panels_of("gg-fig3")
-    (same,) = panels_of("gg-table4")
-    assert set(by_label(average)) == set(by_label(same))
+    (by_drift,) = panels_of("gg-table4")
+    assert set(by_label(average)) == set(by_label(by_drift))
+    # The same rungs, each where its K3 is.
+    assert by_drift.x_scale == "log"
+    ladder, drift = (by_label(panel)["GRPO (n = 3 at N = 8; else 1)"] for panel in (average, by_drift))
+    assert drift.y.tolist() == ladder.y.tolist()
+    # The mean over ages is 3.5 levels; at N = 8 of three seeds, else of the first.
+    seeds = np.mean(list(SEEDS.values())), SEEDS[42], SEEDS[42]
+    assert drift.x.tolist() == pytest.approx([3.5 * LEVEL["grpo"] * each for each in seeds])
     ggpo = by_label(average)["GGPO (n = 3 at N = 8, 128; else 1)"]
     assert np.isfinite(ggpo.spread).tolist() == [True, False, False, False, True]
 
