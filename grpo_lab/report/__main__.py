@@ -14,9 +14,11 @@ from grpo_lab.config import ConfigError
 from grpo_lab.report.addenda import draw_figures
 from grpo_lab.report.collate import collate
 from grpo_lab.report.document import Written, write_report
+from grpo_lab.report.layout import commits_text
+from grpo_lab.report.naming import NONE
 from grpo_lab.report.render import Grid, csv_text, latex, markdown
 from grpo_lab.report.several import make_runs_page, run_folders
-from grpo_lab.report.stored import Shelf
+from grpo_lab.report.stored import Shelf, StoredRun
 from grpo_lab.tables.definition import load_definition, targets
 from grpo_lab.tables.fields import SCALES
 
@@ -106,10 +108,29 @@ def report_on_runs(request: Request) -> str:
 
 
 def index_page(scale: str, written: Sequence[Written]) -> str:
-    """Where every target stands."""
-    rows = tuple((f"[{each.target}]({each.target}.md)", each.title, each.state, each.orderings) for each in written)
-    grid = Grid(("target", "what", "runs", "orderings"), rows)
-    return f"# Reports, scale={scale}\n\n{markdown(grid)}"
+    """Where every target stands, and what all their runs, which targets share, took together."""
+    rows = tuple(
+        (f"[{each.target}]({each.target}.md)", each.title, each.state, _hours_text(each.used), each.orderings)
+        for each in written
+    )
+    grid = Grid(("target", "what", "runs", "hours", "orderings"), rows)
+    runs = list({run.folder: run for each in written for run in each.used}.values())
+    commits = dict.fromkeys(commit for run in runs for commit in run.provenance.commits)
+    changed = any(run.provenance.dirty for run in runs)
+    parts = [f"# Reports, scale={scale}", markdown(grid).rstrip()]
+    if runs:
+        parts.append(
+            f"{len(runs)} finished runs in all, {_hours_text(runs)} hours one after the other, at "
+            f"{commits_text(tuple(commits), changed)}. Each is of `make <target> SCALE={scale}`; these pages, of "
+            f"`make tables SCALE={scale}`."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _hours_text(runs: Sequence[StoredRun]) -> str:
+    """Hours of runs, as far as they are recorded."""
+    hours = [run.hours for run in runs if run.hours is not None]
+    return f"{sum(hours):.1f}" if hours else NONE
 
 
 if __name__ == "__main__":

@@ -28,13 +28,14 @@ NO_DIFFERENCE = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an index says of a target."""
+    """What an index says of a target. `used`: the runs that its numbers are of."""
 
     target: str
     title: str
     state: str
     orderings: str
     page: str
+    used: tuple[StoredRun, ...]
 
 
 def write_report(collated: Collated, folder: Path, draw: Draw | None = None) -> Written:
@@ -53,7 +54,8 @@ def write_report(collated: Collated, folder: Path, draw: Draw | None = None) -> 
     write_atomically(folder / f"{target}.tex", make_latex(collated, addendum).encode())
     if addendum is not None:
         write_atomically(folder / f"{target}-{addendum.name}.csv", csv_text(addendum.grid).encode())
-    return Written(target, _title(collated), state(collated), tally(judged), page)
+    used = tuple(each.run for each in collated.placed if each.run is not None)
+    return Written(target, _title(collated), state(collated), tally(judged), page, used)
 
 
 def make_page(

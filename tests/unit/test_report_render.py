@@ -9,7 +9,7 @@ from run_config import run_config
 from stored_runs import leave_cells, leave_run
 
 from grpo_lab.config import ConfigError
-from grpo_lab.report.__main__ import main, read_request, report_on_targets
+from grpo_lab.report.__main__ import index_page, main, read_request, report_on_targets
 from grpo_lab.report.naming import number_text
 from grpo_lab.report.render import Grid, csv_text, escaped, latex, markdown
 from grpo_lab.report.several import run_folders, runs_grid
@@ -106,6 +106,19 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         r"GGPO & reward & not in the text & 0.125 &  & 1: 42 & tiny \\"
         in (tmp_path / "outputs/reports/tiny/gg-fig10.tex").read_text()
     )
+
+
+def test_an_index_counts_shared_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # GGPO's default run is of both targets, the clipped one of figure 10 alone.
+    leave_cells(load_definition("gg-fig10"), {}, {0: [1], 20: [2]}, columns={"reward/retained": [0.5] * 20})
+    written = report_on_targets(read_request(["gg-fig10", "gg-table8", "out=there"]))
+    assert [len(each.used) for each in written] == [2, 1]
+    page = index_page("tiny", written)
+    # Half an hour each.
+    assert "2 finished runs in all, 1.0 hours one after the other" in page
+    assert "at 0123456789ab." in page
+    assert "| [gg-table8](gg-table8.md) | " in page
 
 
 def test_nothing_is_run_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
