@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,11 +62,14 @@ NO_RESULT = (
     "evaluation.sbatch",
 )
 
+# What decides which groups are sampled, of all that decides a run's results.
+SAMPLING = ("model", "dataset", "rollout", "verifier", "collection", "group_size", "groups_per_minibatch", "seed")
+
 State = Literal["missing", "half done", "running", "failed", "finished"]
 
 
 class BusyError(ConfigError):
-    """Another process trains in the run's folder."""
+    """Another process holds the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,21 @@ def result_settings(config: TrainConfig) -> dict[str, Any]:
     if config.rollout.engine == "vllm":
         values["rollout"]["vllm"] = {"dtype": config.rollout.vllm.dtype, "seed": config.rollout.vllm.seed}
     return values
+
+
+def sampling_settings(config: TrainConfig) -> dict[str, Any]:
+    """All that decides the groups of a pool which a run would learn from, or which is sampled with its settings, by
+    key: not how they are learned from."""
+    # As the run that samples: its collections are a sync's.
+    settings = result_settings(replace(config, source="policy"))
+    schedule = settings["schedule"]
+    return {
+        **{key: settings[key] for key in SAMPLING},
+        "zero_variance": settings["objective"]["zero_variance"],
+        "minibatches_per_collection": schedule["minibatches_per_collection"],
+        # The embedded sampler computes as the learner does.
+        "precision": settings["learner"]["precision"],
+    }
 
 
 def short_hash(settings: Mapping[str, Any]) -> str:
@@ -159,7 +177,8 @@ def _last_update(run_dir: Path) -> int:
 
 @contextmanager
 def claimed(run_dir: Path) -> Iterator[None]:
-    """Hold a run's folder while its block runs: no second process may train in it. Freed however the process ends.
+    """Hold a run's or a pool's folder while its block runs: no second process may write to it. Freed however the
+    process ends.
 
     Raises:
         BusyError: another process holds it.
@@ -168,7 +187,7 @@ def claimed(run_dir: Path) -> Iterator[None]:
         until = time.monotonic() + CLAIM_SECONDS
         while not _lock(stream.fileno()):
             if time.monotonic() > until:
-                raise BusyError(f"{run_dir} is being trained by another process: let it end, or stop it first")
+                raise BusyError(f"{run_dir} is in use by another process: let it end, or stop it first")
             time.sleep(0.01)
         yield
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.ledger import LOCK_FILE
 from grpo_lab.offline.files import content_hash, file_hash, part_name, read_part, write_part
 from grpo_lab.offline.header import FORMAT, HEADER, Header, Sampler
 from grpo_lab.types import Group
@@ -60,6 +61,7 @@ class Draft:
         header = _header(config, sampler, [self.folder / part_name(index) for index in range(self.parts)], identity)
         write_atomically(self.folder / HEADER, header.to_json())
         (self.folder / STATE).unlink()
+        (self.folder / LOCK_FILE).unlink(missing_ok=True)
         os.replace(self.folder, self.out)
         return header
 

@@ -15,8 +15,10 @@ from grpo_lab.runs import CONFIG_FILE, holds_a_run
 from grpo_lab.tables.cells import OUTPUTS, Run, runs_of
 from grpo_lab.tables.definition import load_definition, targets
 from grpo_lab.tables.fields import SCALES
-from grpo_lab.tables.pools import record_missing
+from grpo_lab.tables.pools import missing_pools, record
 
+# Words for a sweep whose runs are not this machine's.
+CLUSTER = ("hardware=slurm", "hydra/launcher=submitit_slurm")
 USAGE = "usage: python -m grpo_lab.tables <target> [scale=tiny|paper] [dry=true] [group=option] [key=value], or list"
 
 
@@ -90,7 +92,13 @@ def _run(request: Request) -> int:
     todo = [run for run, each in zip(runs, found, strict=True) if each.state not in ("finished", "running")]
     if request.dry or not todo:
         return 0
-    record_missing([run.pool for run in todo if run.pool is not None])
+    pools = missing_pools([run.pool for run in todo if run.pool is not None])
+    if pools and any(word in CLUSTER for word in request.launch):
+        raise ConfigError(
+            f"{request.target} learns from pools that are not there, and its work goes to a cluster: submit "
+            f"this first: {'; '.join(' '.join(pool.command) for pool in pools)}"
+        )
+    record(pools)
     _sweep(todo, request)
     after = [(run, each) for run in todo if (each := standing(run.folder)).state not in ("finished", "running")]
     if after:

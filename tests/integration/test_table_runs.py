@@ -16,7 +16,7 @@ from grpo_lab.config import ConfigError, save_config
 from grpo_lab.ledger import FAILURE_FILE, claimed, standing
 from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import load_definition
-from grpo_lab.tables.pools import record_missing
+from grpo_lab.tables.pools import missing_pools, record
 
 # Two cells that differ in their objective alone.
 TARGET = "gg-fig10"
@@ -137,11 +137,12 @@ def test_a_sweep_of_ones_own_goes_on_in_its_folder(words: list[str]) -> None:
 def test_an_offline_run_learns_from_the_pool_that_its_table_records(words: list[str]) -> None:
     first, *_ = runs_of(load_definition("gg-table5"), "tiny", words)
     assert first.pool is not None
-    record_missing([first.pool, first.pool])
+    missing = missing_pools([first.pool, first.pool])
+    assert missing == [first.pool]
+    record(missing)
     (pool,) = Path("outputs/papers/tiny/pools").iterdir()
-    made = (pool / "pool.json").stat().st_mtime_ns
-    record_missing([first.pool])
-    assert (pool / "pool.json").stat().st_mtime_ns == made
+    assert {path.suffix for path in pool.iterdir()} == {".json", ".parquet"}
+    assert missing_pools([first.pool]) == []
 
     first.folder.mkdir(parents=True)
     save_config(first.config, first.folder / "config.yaml")
@@ -155,5 +156,13 @@ def test_a_pool_that_cannot_be_recorded_stops_its_table(words: list[str]) -> Non
     assert first.pool is not None
     broken = replace(first.pool, words=(*first.pool.words, "dataset.operands=99"))
     with pytest.raises(ConfigError, match="could not be recorded: mend what is said above"):
-        record_missing([broken])
+        record([broken])
     assert not first.pool.folder.exists()
+
+
+def test_a_cluster_is_not_sampled_for_on_the_machine_that_submits(words: list[str]) -> None:
+    command = [sys.executable, "-m", "grpo_lab.tables", "gg-table5", "hydra/launcher=submitit_slurm", *words]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=250, env=dict(os.environ))
+    assert done.returncode == 2
+    assert done.stderr.count("python -m grpo_lab.pool out=outputs/papers/tiny/pools/seed") == 3
+    assert not Path("outputs").exists()

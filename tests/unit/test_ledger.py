@@ -71,7 +71,7 @@ def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     leave(tmp_path, 1, 2)
     assert is_claimed(tmp_path)
     assert str(standing(tmp_path)) == "running, at update 2"
-    with pytest.raises(BusyError, match="is being trained by another process"), claimed(tmp_path):
+    with pytest.raises(BusyError, match="is in use by another process"), claimed(tmp_path):
         pass
     # Freed however the process ends.
     other.kill()

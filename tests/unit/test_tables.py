@@ -126,10 +126,14 @@ def test_offline_runs_that_sample_alike_share_a_pool() -> None:
         pools.setdefault(run.config.seed, set()).add(run.pool.folder)
     assert {seed: len(folders) for seed, folders in pools.items()} == {42: 1, 1234: 1, 2027: 1}
     assert len(set.union(*pools.values())) == 3
-    rate, problems = (runs_of(definition, "tiny", [word]) for word in ("learner.lr=1e-3", "dataset.data_seed=5"))
+    rate, problems, precision = (
+        runs_of(definition, "tiny", [word])
+        for word in ("learner.lr=1e-3", "dataset.data_seed=5", "learner.precision=bf16")
+    )
     assert [run.pool for run in rate] != [run.pool for run in runs]
     assert [run.config.pool.path for run in rate] == [run.config.pool.path for run in runs]
-    assert not {run.config.pool.path for run in problems} & {run.config.pool.path for run in runs}
+    for others in (problems, precision):
+        assert not {run.config.pool.path for run in others} & {run.config.pool.path for run in runs}
     (own, *_) = runs_of(definition, "tiny", ["pool.path=mine"])
     assert (own.config.pool.path, own.pool) == ("mine", None)
     assert all(run.pool is None for run in composed("gg-fig10", "tiny"))
