@@ -178,6 +178,26 @@ def test_any_runs_beside_each_other(
     assert rows[0]["entropy"] == "0.25 ± 0"
 
 
+def test_a_measure_that_one_seed_lacks(tmp_path: Path) -> None:
+    for seed, columns in ((1, {"entropy": [0.5]}), (2, {"entropy": [0.25]}), (3, {"loss": [1.0]})):
+        leave_run(tmp_path / str(seed), run_config(f"seed={seed}"), columns, {1: [2]})
+    grid = runs_grid([read_run(tmp_path / str(seed)) for seed in (1, 2, 3)])
+    (row,) = [dict(zip(grid.header, each, strict=True)) for each in grid.rows]
+    assert (row["entropy"], row["drift"]) == ("0.375 ± 0.177 (2 of 3 seeds)", "not logged")
+
+
+def test_pools_of_seeds_do_not_keep_runs_apart_and_two_of_one_seed_do(tmp_path: Path) -> None:
+    runs = []
+    for seed, pool in ((1, "a"), (2, "b"), (1, "c")):
+        config = run_config(f"seed={seed}", "source=pool", f"pool.path={pool}")
+        runs.append(read_run(leave_run(tmp_path / pool, config, {"entropy": [0.5]}, {1: [2]})))
+    seeds = runs_grid(runs[:2])
+    assert ("pool.path" in seeds.header, len(seeds.rows)) == (False, 1)
+    pools = runs_grid(runs)
+    assert pools.header[0] == "pool.path"
+    assert [row[0] for row in pools.rows] == ["a", "b", "c"]
+
+
 def test_folders_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gg-table9 is no folder, and no table or figure of this name is known"):
         run_folders(tmp_path / "gg-table9")
