@@ -9,7 +9,8 @@ from run_config import run_config
 from stored_runs import leave_cells, leave_run
 
 from grpo_lab.config import ConfigError
-from grpo_lab.report.__main__ import index_page, main, read_request, report_on_targets
+from grpo_lab.report.__main__ import main, read_request, report_on_targets
+from grpo_lab.report.index import index_page
 from grpo_lab.report.naming import number_text
 from grpo_lab.report.render import Grid, csv_text, escaped, latex, markdown
 from grpo_lab.report.several import run_folders, runs_grid
@@ -99,9 +100,10 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "make gg-fig10 SCALE=tiny" in page
     csv = (tmp_path / "outputs/reports/tiny/gg-fig10.csv").read_text().splitlines()
     assert csv[0] == (
-        "method,measure,statistic,when,published,published as,source,ours,deviation,difference,by seed,scale"
+        "method,measure,statistic,when,published,published as,source,ours,deviation,difference,by seed,"
+        "failed,checkpoints,scale"
     )
-    assert csv[1] == "GGPO,reward,,end,not in the text,,,0.125,,,42:0.125,tiny"
+    assert csv[1] == "GGPO,reward,,end,not in the text,,,0.125,,,42:0.125,,,tiny"
     assert (
         r"GGPO & reward & not in the text & 0.125 &  & 1: 42 & tiny \\"
         in (tmp_path / "outputs/reports/tiny/gg-fig10.tex").read_text()
@@ -119,6 +121,19 @@ def test_an_index_counts_shared_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert "2 finished runs in all, 1.0 hours one after the other" in page
     assert "at 0123456789ab." in page
     assert "| [gg-table8](gg-table8.md) | " in page
+
+
+def test_an_index_counts_an_ordering_of_two_targets_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At tiny RG's tables 2 and 3 ask the same of the same runs; table 3 of GG has orderings of its own."""
+    monkeypatch.chdir(tmp_path)
+    written = report_on_targets(read_request(["rg-table2", "rg-table3", "gg-table3", "out=there"]))
+    assert [len(each.claims) for each in written] == [1, 1, 8]
+    page = index_page("tiny", written)
+    assert (
+        "Orderings in all, 1 that a target states once more, with the same cells and measure, not counted: 9 not run."
+    ) in page
+    paper = report_on_targets(read_request(["rg-table2", "rg-table3", "scale=paper", "out=there"]))
+    assert "Orderings in all: 2 not run." in index_page("paper", paper)
 
 
 def test_nothing_is_run_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
