@@ -11,19 +11,22 @@ from pathlib import Path
 from grpo_lab.atomic import write_atomically
 from grpo_lab.command import errors_on_one_line
 from grpo_lab.config import ConfigError
+from grpo_lab.ledger import short_hash
 from grpo_lab.report.addenda import draw_figures
 from grpo_lab.report.collate import collate
-from grpo_lab.report.document import Written, write_report
-from grpo_lab.report.layout import commits_text
-from grpo_lab.report.naming import NONE
-from grpo_lab.report.render import Grid, csv_text, latex, markdown
+from grpo_lab.report.document import Written, write_failure, write_report
+from grpo_lab.report.index import index_page
+from grpo_lab.report.placing import choose
+from grpo_lab.report.render import csv_text, latex
 from grpo_lab.report.several import make_runs_page, run_folders
-from grpo_lab.report.stored import Shelf, StoredRun
+from grpo_lab.report.stored import Shelf, UnreadableRun
 from grpo_lab.tables.definition import load_definition, targets
 from grpo_lab.tables.fields import SCALES
 
 OUT = "outputs/reports"
 ALL = "all"
+# The exit code of a command that could not do all that it was asked.
+FAILED = 2
 USAGE = (
     "usage: python -m grpo_lab.report <target ... | all | run folders | sweep folder> [scale=tiny|paper] "
     f"[out={OUT}] [group=option] [key=value]"
@@ -53,8 +56,14 @@ def main() -> None:
             print(report_on_runs(request), end="")
             return
         written = report_on_targets(request)
-        print(written[0].page if len(written) == 1 else index_page(request.scale, written), end="")
+        page = written[0].page if len(written) == 1 else index_page(request.scale, written, request.words)
+        print(page, end="")
         print(f"\nwritten to {request.out / request.scale}", file=sys.stderr)
+        errors = [f"{each.target}: {each.error}" for each in written if each.error is not None]
+        for each in errors:
+            print(f"error: {each}", file=sys.stderr)
+        if errors:
+            sys.exit(FAILED)
 
 
 def read_request(words: Sequence[str]) -> Request:
@@ -85,15 +94,27 @@ def read_request(words: Sequence[str]) -> Request:
 
 
 def report_on_targets(request: Request) -> list[Written]:
-    """Write the reports of targets, and of all of them an index. Each run is read once."""
+    """Write the reports of targets, and of all of them an index. Each run is read once; a target with a run that cannot
+    be read has a page that says so.
+
+    Raises:
+        ConfigError: a word that is not of the targets' runs.
+    """
     shelf, folder = Shelf(), request.out / request.scale
-    written = [
-        write_report(collate(load_definition(target), request.scale, shelf, request.words), folder, draw_figures)
-        for target in request.targets
-    ]
+    written = [_report_on(target, request, shelf, folder) for target in request.targets]
     if len(written) == len(targets()):
-        write_atomically(folder / "index.md", index_page(request.scale, written).encode())
+        # Runs with other settings are none of the canonical index.
+        mark = f"-{short_hash({'words': list(request.words)})}" if any(w.name != w.target for w in written) else ""
+        write_atomically(folder / f"index{mark}.md", index_page(request.scale, written, request.words).encode())
     return written
+
+
+def _report_on(target: str, request: Request, shelf: Shelf, folder: Path) -> Written:
+    definition = load_definition(target)
+    try:
+        return write_report(collate(definition, request.scale, shelf, request.words), folder, draw_figures)
+    except UnreadableRun as error:
+        return write_failure(definition, choose(definition, request.scale, request.words).name, error, folder)
 
 
 def report_on_runs(request: Request) -> str:
@@ -105,32 +126,6 @@ def report_on_runs(request: Request) -> str:
     for suffix, text in ((".md", page), (".csv", csv_text(grid)), (".tex", latex(grid, f"Runs: {name}", name))):
         write_atomically(request.out / f"{name}{suffix}", text.encode())
     return page
-
-
-def index_page(scale: str, written: Sequence[Written]) -> str:
-    """Where every target stands, and what all their runs, which targets share, took together."""
-    rows = tuple(
-        (f"[{each.target}]({each.target}.md)", each.title, each.state, _hours_text(each.used), each.orderings)
-        for each in written
-    )
-    grid = Grid(("target", "what", "runs", "hours", "orderings"), rows)
-    runs = list({run.folder: run for each in written for run in each.used}.values())
-    commits = dict.fromkeys(commit for run in runs for commit in run.provenance.commits)
-    changed = any(run.provenance.dirty for run in runs)
-    parts = [f"# Reports, scale={scale}", markdown(grid).rstrip()]
-    if runs:
-        parts.append(
-            f"{len(runs)} finished runs in all, {_hours_text(runs)} hours one after the other, at "
-            f"{commits_text(tuple(commits), changed)}. Each is of `make <target> SCALE={scale}`; these pages, of "
-            f"`make tables SCALE={scale}`."
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def _hours_text(runs: Sequence[StoredRun]) -> str:
-    """Hours of runs, as far as they are recorded."""
-    hours = [run.hours for run in runs if run.hours is not None]
-    return f"{sum(hours):.1f}" if hours else NONE
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def addendum_of(collated: Collated) -> Addendum | None:
     """The table that a target has beside its measures; None of most.
 
     Raises:
-        ConfigError: a run's provenance cannot be read.
+        UnreadableRun: a run's provenance cannot be read.
     """
     if collated.definition.target == COEFFICIENTS:
         # Only here: they are of the losses, whose library takes seconds to load.
@@ -52,7 +52,7 @@ def whole_plate(collated: Collated) -> Plate | None:
         from grpo_lab.report.coefficient_report import coefficient_plate
         from grpo_lab.report.coefficients import coefficient_sums
 
-        return coefficient_plate(coefficient_sums(collated.scale), target, collated.scale)
+        return coefficient_plate(coefficient_sums(collated.scale), collated.name, collated.scale)
     plate = plate_of(collated)
     if target == SPEED and plate is not None and (panel := speed_panel(collated)) is not None:
         return replace(plate, panels=[panel, *plate.panels])
@@ -60,7 +60,7 @@ def whole_plate(collated: Collated) -> Plate | None:
 
 
 def draw_figures(collated: Collated, folder: Path) -> list[Path]:
-    """Draw a target's figure as <target>.png and <target>.svg; without one, none, and an old one goes.
+    """Draw a target's figure as <name>.png and <name>.svg; without one, none, and an old one goes.
 
     Raises:
         ConfigError: what draws is not installed.
@@ -69,7 +69,7 @@ def draw_figures(collated: Collated, folder: Path) -> list[Path]:
     plate = whole_plate(collated)
     if plate is None:
         for suffix in ("png", "svg"):
-            (folder / f"{collated.definition.target}.{suffix}").unlink(missing_ok=True)
+            (folder / f"{collated.name}.{suffix}").unlink(missing_ok=True)
         return []
     try:
         # Only here: loading it takes a second.

@@ -16,6 +16,7 @@ SCALES = {
     "paper": "Dashed: numbers that the paper's text states.",
     "tiny": "A tiny model on made sums, not the paper's model and data: no number of the paper is shown.",
 }
+OTHER_SETTINGS = "Runs with other settings than the paper's: no number of the paper is shown."
 # Runs left out that a note names one by one.
 NAMED_RUNS = 4
 
@@ -67,7 +68,9 @@ def seeds_of_rungs(seeds: Mapping[int, int]) -> str:
 
 def footnotes(collated: Collated, notes: Sequence[str]) -> list[str]:
     """Scale, runs and spread, `notes` on how it is shown, and what was left out."""
-    return [f"scale={collated.scale}. {SCALES[collated.scale]}", _runs(collated), *notes, *_left_out(collated)]
+    with_words = "" if collated.canonical else f", with {' '.join(collated.words)}"
+    about = SCALES[collated.scale] if collated.canonical or collated.scale != "paper" else OTHER_SETTINGS
+    return [f"scale={collated.scale}{with_words}. {about}", _runs(collated), *notes, *_left_out(collated)]
 
 
 def _runs(collated: Collated) -> str:
@@ -85,6 +88,6 @@ def _left_out(collated: Collated) -> list[str]:
     unfinished = [each for each in collated.placed if each.run is None]
     if not unfinished:
         return []
-    named = "; ".join(f"{each.folder.name} ({each.standing})" for each in unfinished[:NAMED_RUNS])
+    named = "; ".join(f"{each.folder.name} ({each.said})" for each in unfinished[:NAMED_RUNS])
     more = f"; and {len(unfinished) - NAMED_RUNS} more" if len(unfinished) > NAMED_RUNS else ""
-    return [f"Left out, not finished: {len(unfinished)} of {len(collated.placed)} runs: {named}{more}."]
+    return [f"Left out: {len(unfinished)} of {len(collated.placed)} runs: {named}{more}."]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from grpo_lab.evaluation.estimators import over_seeds
-from grpo_lab.ledger import Standing, standing
-from grpo_lab.report.measures import MEASURES, Accuracy
+from grpo_lab.report.measures import KINDS, Accuracy
+from grpo_lab.report.placing import PlacedRun, choose, frame_of, mixed_evaluations, place
 from grpo_lab.report.readings import BASE, Reader
 from grpo_lab.report.stored import Shelf, StoredRun
-from grpo_lab.tables.cells import Run, runs_of
+from grpo_lab.tables.cells import Run
 from grpo_lab.tables.definition import CELL_KEYS, STATISTICS, Definition, Labels, Published, matches
 from grpo_lab.tables.when import END, When
 
@@ -30,11 +29,13 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One number of a table. `values`: ours by seed, in the measure's unit; empty: no run gave one. `published`: the
-    paper's, where its text has one. `difference`: ours - published, at the papers' scale alone."""
+    paper's, where its text has one. `difference`: ours - published, at the papers' scale alone. `checkpoints`: of a
+    statistic over them, how many each seed has."""
 
     values: Mapping[int, float]
     published: Published | None = None
     difference: float | None = None
+    checkpoints: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
@@ -44,16 +45,6 @@ class Entry:
     def deviation(self) -> float | None:
         """Sample deviation over seeds; None from fewer than two."""
         return over_seeds(list(self.values.values()))[1] if self.values else None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedRun:
-    """A run that a table asks for. `run`: what it holds, of a finished one; None of any other, which is not used."""
-
-    seed: int
-    folder: Path
-    standing: Standing
-    run: StoredRun | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,11 +69,17 @@ class Group:
         """Its finished runs by seed."""
         return {each.seed: each.run for each in self.placed if each.run is not None}
 
+    @property
+    def failed(self) -> dict[int, int]:
+        """Its failed runs: the last update, by seed."""
+        return {each.seed: each.standing.update for each in self.placed if each.state == "failed"}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collated:
     """A table at a scale. `keys`: labels that tell its groups apart, those of the paper's rows and columns first.
-    `slots`: what is shown of each group. `words`: of the user's, for its runs."""
+    `slots`: what is shown of each group. `words`: of the user's, for its runs; `canonical`, `name`: as of `Choice`.
+    `mixed`: measures whose evaluations are not alike, and why."""
 
     definition: Definition
     scale: str
@@ -91,6 +88,14 @@ class Collated:
     keys: tuple[str, ...]
     slots: tuple[Slot, ...]
     groups: tuple[Group, ...]
+    canonical: bool
+    name: str
+    mixed: Mapping[str, Sequence[str]]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a published number may be set against ours: at the papers' scale, with their settings."""
+        return is_comparable(self.scale, canonical=self.canonical)
 
     def find(self, at: Labels) -> list[Group]:
         """The groups that have these labels."""
@@ -106,44 +111,52 @@ def collate(definition: Definition, scale: str, shelf: Shelf, words: Sequence[st
     """Read the runs of a table and lay their measures beside the published numbers.
 
     Raises:
-        ConfigError: a word that is not of the runs, or a run folder that cannot be read.
+        ConfigError: a word that is not of the runs.
+        UnreadableRun: a run folder that cannot be read.
     """
-    reader, slots = Reader.of(definition, scale), _slots(definition)
-    families: dict[tuple[tuple[str, object], ...], list[Run]] = {}
-    for run in runs_of(definition, scale, words):
-        families.setdefault(tuple(_without_seed(run.cell.labels).items()), []).append(run)
+    choice, slots = choose(definition, scale, words), _slots(definition)
+    placed = [place(run, shelf) for run in choice.runs]
+    reader = replace(Reader.of(definition, scale), frame=frame_of(choice.runs, placed))
+    comparable = is_comparable(scale, canonical=choice.canonical)
+    families: dict[tuple[tuple[str, object], ...], list[tuple[Run, PlacedRun]]] = {}
+    for run, found in zip(choice.runs, placed, strict=True):
+        families.setdefault(tuple(_without_seed(run.cell.labels).items()), []).append((run, found))
     paper = [_without_seed(cell.labels) for cell in definition.cells("paper")]
-    groups, placed = [], []
+    groups = []
     for family in families.values():
-        labels, here = _without_seed(family[0].cell.labels), _without_seed(family[0].cell.words)
-        runs = [_place(run.config.seed, run.folder, shelf) for run in family]
-        placed += runs
+        cell, runs = family[0][0].cell, [each for _, each in family]
+        labels, here = _without_seed(cell.labels), _without_seed(cell.words)
         entries, notes = _entries(definition, scale, reader, slots, labels, runs)
+        if comparable:
+            entries = {slot: _with_difference(entry) for slot, entry in entries.items()}
         of_paper = not paper or labels in paper
         if not of_paper:
-            entries = {slot: Entry(entry.values) for slot, entry in entries.items()}
+            entries = {slot: replace(each, published=None, difference=None) for slot, each in entries.items()}
         set_here = {key: value for key, value in here.items() if value != labels[key]}
         groups.append(Group(labels, set_here, of_paper, tuple(runs), entries, notes))
     # What the definition calls `also` is the untrained model: before all that came of it.
-    groups = [_base(definition, scale, reader, slots, placed) for _ in definition.also] + groups
+    groups = [_base(definition, reader, slots, placed, comparable=comparable) for _ in definition.also] + groups
     keys = _keys(definition, [each.labels for each in groups])
-    return Collated(definition, scale, tuple(words), reader, keys, slots, tuple(groups))
+    mixed = mixed_evaluations(reader, definition.measures, placed)
+    return Collated(
+        definition, scale, tuple(words), reader, keys, slots, tuple(groups), choice.canonical, choice.name, mixed
+    )
+
+
+def is_comparable(scale: str, *, canonical: bool) -> bool:
+    """As of `Collated`."""
+    return scale == "paper" and canonical
 
 
 def _without_seed(labels: Labels) -> dict[str, object]:
     return {key: value for key, value in labels.items() if key != SEED}
 
 
-def _place(seed: int, folder: Path, shelf: Shelf) -> PlacedRun:
-    stands = standing(folder)
-    return PlacedRun(seed, folder, stands, shelf.read(folder) if stands.state == "finished" else None)
-
-
 def _slots(definition: Definition) -> tuple[Slot, ...]:
     """Of each measure the end, and what else numbers are published of; without the end where all of them are
     statistics. Where the paper's columns are measures, others are there for the orderings, unless a number is
     published."""
-    named = [each for each in definition.columns if each in MEASURES]
+    named = [each for each in definition.columns if each in KINDS]
     slots: list[Slot] = []
     for measure in definition.measures:
         published = [each for each in definition.published if each.measure == measure]
@@ -169,7 +182,7 @@ def _entries(
     """A group's entries, and why finished runs do not give one."""
     entries, notes = {}, []
     for slot in slots:
-        values = {}
+        values, checkpoints = {}, {}
         for each in placed:
             if each.run is None:
                 continue
@@ -178,25 +191,28 @@ def _entries(
                 notes.append(f"{each.folder}: {_why_none(definition, scale, reader, each.run, slot)}")
             else:
                 values[each.seed] = value
-        entries[slot] = _entry(values, _published(definition, labels, slot), scale)
+                if slot.statistic is not None:
+                    checkpoints[each.seed] = len(reader.checkpoints(each.run, slot.measure))
+        entries[slot] = Entry(values, _published(definition, labels, slot), checkpoints=checkpoints)
     return entries, tuple(dict.fromkeys(notes))
 
 
 def _base(
-    definition: Definition, scale: str, reader: Reader, slots: Sequence[Slot], placed: Sequence[PlacedRun]
+    definition: Definition, reader: Reader, slots: Sequence[Slot], placed: Sequence[PlacedRun], *, comparable: bool
 ) -> Group:
     """The untrained model, by the first run of each seed that has scores of it."""
     labels = {"objective": BASE}
     entries = {}
     for measure in dict.fromkeys(slot.measure for slot in slots):
-        if not isinstance(MEASURES[measure], Accuracy):
+        if not isinstance(KINDS[measure], Accuracy):
             continue
         values: dict[int, float] = {}
         for each in placed:
             if each.run is not None and each.seed not in values and (found := reader.base(each.run, measure)):
                 values[each.seed] = found.value
         slot = Slot(measure)
-        entries[slot] = _entry(values, _published(definition, labels, slot), scale)
+        entry = Entry(values, _published(definition, labels, slot))
+        entries[slot] = _with_difference(entry) if comparable else entry
     return Group(labels, {}, True, tuple(placed), entries)
 
 
@@ -208,7 +224,7 @@ def _value(reader: Reader, run: StoredRun, slot: Slot) -> float | None:
 
 
 def _why_none(definition: Definition, scale: str, reader: Reader, run: StoredRun, slot: Slot) -> str:
-    measure = MEASURES[slot.measure]
+    measure = KINDS[slot.measure]
     if not isinstance(measure, Accuracy):
         return f"{slot.measure} is not logged"
     if (measure.after_training and reader.benchmarks) or (measure.task is not None and reader.lighteval):
@@ -223,11 +239,11 @@ def _published(definition: Definition, labels: Labels, slot: Slot) -> Published 
     return None
 
 
-def _entry(values: Mapping[int, float], published: Published | None, scale: str) -> Entry:
-    entry = Entry(values, published)
-    if scale != "paper" or published is None or published.form != "exact" or entry.mean is None:
+def _with_difference(entry: Entry) -> Entry:
+    """With ours - published, where both are there and the text states the number as it is."""
+    if entry.published is None or entry.published.form != "exact" or entry.mean is None:
         return entry
-    return Entry(values, published, entry.mean - published.value)
+    return replace(entry, difference=entry.mean - entry.published.value)
 
 
 def _keys(definition: Definition, labels: Sequence[Labels]) -> tuple[str, ...]:

@@ -12,14 +12,12 @@ import numpy as np
 
 from grpo_lab.report.captions import DELAY, curve_label, identity, objective_of, seeds_of_rungs
 from grpo_lab.report.collate import Collated, Entry, Group, Slot
-from grpo_lab.report.measures import MEASURES, Training
-from grpo_lab.report.plates import Curve, Level, Look, in_blocks, moving_mean, over_seeds
+from grpo_lab.report.measures import KINDS, Training
+from grpo_lab.report.plates import Curve, Level, Look, average_runs, in_blocks, moving_mean
+from grpo_lab.report.readings import ONE_SEED
 from grpo_lab.report.stored import Series, StoredRun
 from grpo_lab.tables.definition import Published, matches
 from grpo_lab.tables.when import END
-
-# The seed of the panels that a paper draws for one seed alone.
-ONE_SEED = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def _course(collated: Collated, group: Group, shown: Shown) -> Curve | None:
     if not logged:
         return None
     series = [each for _, each in logged]
-    averaged = over_seeds([shown.smoothing.smooth(each) if shown.smoothing else each for each in series])
+    averaged = average_runs([shown.smoothing.smooth(each) if shown.smoothing else each for each in series])
     if not len(averaged.update):
         return None
     return Curve(
@@ -94,7 +92,7 @@ def _faint(smoothing: Smoothing | None, series: Sequence[Series]) -> Series | No
     """The points that the bold line averages, their mean over seeds."""
     if smoothing is None or smoothing.points == 1:
         return None
-    averaged = over_seeds([in_blocks(each, smoothing.block) for each in series])
+    averaged = average_runs([in_blocks(each, smoothing.block) for each in series])
     return Series(averaged.update, averaged.mean)
 
 
@@ -147,9 +145,9 @@ def _drift(collated: Collated, group: Group) -> float:
 
 
 def levels(collated: Collated, groups: Sequence[Group], shown: Shown) -> list[Level]:
-    """Numbers that the paper's text states of the curves shown, at the papers' scale alone: elsewhere they are of
-    another model and other data. At no K3, which the text does not state."""
-    if collated.scale != "paper" or shown.against == "K3":
+    """Numbers that the paper's text states of the curves shown, where the runs are the paper's: elsewhere they are of
+    another model, other data or other settings. At no K3, which the text does not state."""
+    if not collated.comparable or shown.against == "K3":
         return []
     return [
         _level(collated, group, published, ladder=shown.against == "N")
@@ -165,7 +163,7 @@ def _level(collated: Collated, group: Group, published: Published, *, ladder: bo
     left = right = None
     if ladder:
         left = right = float(group.labels[DELAY])
-    elif isinstance(MEASURES[published.measure], Training) and collated.reader.window is not None:
+    elif isinstance(KINDS[published.measure], Training) and collated.reader.window is not None:
         right = float(max(run.updates for run in group.finished.values()))
         left = right - collated.reader.window
     return Level(

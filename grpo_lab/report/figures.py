@@ -7,9 +7,10 @@ from typing import Literal
 
 from grpo_lab.report.captions import footnotes
 from grpo_lab.report.collate import Collated, Group
-from grpo_lab.report.curves import ONE_SEED, Shown, Smoothing, courses, ladders, levels
-from grpo_lab.report.measures import read_at
+from grpo_lab.report.curves import Shown, Smoothing, courses, ladders, levels
+from grpo_lab.report.measures import score_counts
 from grpo_lab.report.plates import Panel, Plate
+from grpo_lab.report.readings import ONE_SEED
 
 BLOCK = 8  # updates of one point (GG, captions of figures 1 and 10)
 REFRESH = 160  # updates between two refreshes in GG's default setting, the windows of figure 9
@@ -100,10 +101,10 @@ def plate_of(collated: Collated) -> Plate | None:
         return None
     definition = collated.definition
     return Plate(
-        name=definition.target,
+        name=collated.name,
         title=f"{definition.paper.upper()} {definition.label}: {definition.title} (scale={collated.scale})",
         panels=[_panel(collated, groups, each) for each in shown],
-        footnotes=footnotes(collated, _notes(collated, groups, shown)),
+        footnotes=footnotes(collated, _notes(collated, shown)),
     )
 
 
@@ -125,7 +126,7 @@ def _panel(collated: Collated, groups: Sequence[Group], shown: Shown) -> Panel:
     )
 
 
-def _notes(collated: Collated, groups: Sequence[Group], shown: Sequence[Shown]) -> list[str]:
+def _notes(collated: Collated, shown: Sequence[Shown]) -> list[str]:
     """How the panels show what they show."""
     notes = list(dict.fromkeys(str(each.smoothing) for each in shown if each.smoothing))
     window = collated.reader.window
@@ -137,10 +138,11 @@ def _notes(collated: Collated, groups: Sequence[Group], shown: Sequence[Shown]) 
         notes.append("Within-success ESS: the mean over the groups of an update, averaged over updates.")
     for each in shown:
         if each.measure in SPLITS:
-            runs = [run for group in groups for run in group.finished.values()]
-            counts = {len(found.problems or ()) for run in runs if (found := read_at(run, each.measure, 0))}
-            problems = " or ".join(str(count) for count in sorted(counts)) or "none"
-            notes.append(f"Problems with {SPLITS[each.measure]} at update 0 of the run: {problems}.")
+            split, run = collated.reader.frame.split, collated.reader.frame.split_run
+            found = None if split is None else score_counts(each.measure, split, split)
+            problems = 0 if found is None or found.problems is None else len(found.problems)
+            of = "any run: none was evaluated then" if run is None else f"{run.folder.name}, for all runs: {problems}"
+            notes.append(f"Problems with {SPLITS[each.measure]} at update 0 of {of}.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Intervals for differences: over seeds, over problems, and for a trend within one run. Pure functions of numbers.
+"""Intervals for differences, over seeds and over problems. Pure functions of numbers.
 
 All are of level 0.95, two-sided, and none is corrected for the number of comparisons in a report.
 """
@@ -16,10 +16,6 @@ from grpo_lab.seeds import derive
 
 # Fewer problems are not resampled: their spread is not known.
 FEWEST_PROBLEMS = 10
-# A trend's residuals are resampled in blocks of this share of its rows, which neighbouring updates depend over.
-BLOCK_SHARE = 1 / 8
-FEWEST_ROWS = 32
-BLOCK_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Interval:
     method: str
 
 
-def over_seeds(differences: Sequence[float]) -> Interval | None:
+def interval_over_seeds(differences: Sequence[float]) -> Interval | None:
     """Student's t interval of the mean of one difference a seed; None from fewer than two."""
     n = len(differences)
     if n < 2:
@@ -41,7 +37,7 @@ def over_seeds(differences: Sequence[float]) -> Interval | None:
     return Interval(mean - half, mean + half, f"t interval over {n} seeds")
 
 
-def over_problems(differences: np.ndarray) -> Interval | None:
+def interval_over_problems(differences: np.ndarray) -> Interval | None:
     """Percentile bootstrap interval of the mean of one difference a problem, [N]: the same problems, answered by both
     sides. None from fewer than FEWEST_PROBLEMS."""
     if len(differences) < FEWEST_PROBLEMS:
@@ -58,30 +54,6 @@ def change(update: np.ndarray, value: np.ndarray) -> np.ndarray:
     centred = update - update.mean()
     slope = (value * centred).sum(axis=-1) / (centred**2).sum()
     return np.asarray(slope * (update[-1] - update[0]))
-
-
-def within_run(update: np.ndarray, value: np.ndarray) -> Interval | None:
-    """Moving-block bootstrap interval of `change` in one run: residuals of its line, [T], drawn in blocks and put back.
-
-    It is about this run's curve, and says nothing of another seed's. None from fewer than FEWEST_ROWS rows.
-    """
-    count = len(value)
-    if count < FEWEST_ROWS:
-        return None
-    block = round(BLOCK_SHARE * count)
-    whole = float(change(update, value))
-    line = value.mean() + (update - update.mean()) * whole / (update[-1] - update[0])
-    residuals = value - line
-    rng = np.random.Generator(np.random.Philox(key=derive(0, "report", "blocks")))
-    starts = rng.integers(count - block + 1, size=(BLOCK_RESAMPLES, -(-count // block)))
-    drawn = residuals[(starts[:, :, None] + np.arange(block)).reshape(BLOCK_RESAMPLES, -1)[:, :count]]
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(whole + change(update, drawn), [tail, 1 - tail])
-    return Interval(
-        float(low),
-        float(high),
-        f"block bootstrap over {count} rows of one run, blocks of {block}, {BLOCK_RESAMPLES:,} resamples",
-    )
 
 
 def student_probability(t: float, freedom: int) -> float:

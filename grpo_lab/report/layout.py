@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from grpo_lab.report.collate import Collated, Entry, Group, Slot
-from grpo_lab.report.measures import MEASURES, Accuracy
-from grpo_lab.report.naming import NONE, group_name, key_name, label_text, number_text, seeds_text, slot_name
+from grpo_lab.report.measures import KINDS, Accuracy
+from grpo_lab.report.naming import (
+    NONE,
+    entry_seeds_text,
+    group_name,
+    key_name,
+    label_text,
+    measure_name,
+    number_text,
+    slot_name,
+)
 from grpo_lab.report.render import Grid
 from grpo_lab.tables.definition import CELL_KEYS, Published
 
-NOT_RUN, NO_VALUE, NOT_IN_TEXT = "not run", "no value", "not in the text"
+NOT_RUN, NO_VALUE, FAILED, NOT_IN_TEXT = "not run", "no value", "failed", "not in the text"
 
 
 def comparison(collated: Collated) -> Grid:
@@ -23,12 +32,12 @@ def comparison(collated: Collated) -> Grid:
     rows = [
         (
             *(label_text(group, key, collated.keys) for key in collated.keys),
-            slot_name(slot),
+            slot_name(slot, collated.scale),
             *([slot.statistic or NONE] if statistics else []),
             published_text(entry.published, slot),
             ours_text(group, entry, slot),
             NONE if entry.difference is None else number_text(slot.measure, entry.difference, signed=True),
-            seeds_text(tuple(entry.values)),
+            entry_seeds_text(group, entry),
             collated.scale,
         )
         for group in ordered(collated)
@@ -43,7 +52,7 @@ def numbers(collated: Collated) -> Grid:
     rows = [
         (
             *(label_text(group, key, collated.keys) for key in collated.keys),
-            slot.measure,
+            measure_name(slot.measure, collated.scale),
             slot.statistic or NONE,
             str(slot.when),
             NOT_IN_TEXT if entry.published is None else repr(entry.published.value),
@@ -53,29 +62,33 @@ def numbers(collated: Collated) -> Grid:
             NONE if entry.deviation is None else repr(entry.deviation),
             NONE if entry.difference is None else repr(entry.difference),
             " ".join(f"{seed}:{value!r}" for seed, value in sorted(entry.values.items())),
+            NONE if group.is_base else " ".join(f"{seed}:{update}" for seed, update in sorted(group.failed.items())),
+            " ".join(f"{seed}:{count}" for seed, count in sorted(entry.checkpoints.items())),
             collated.scale,
         )
         for group in ordered(collated)
         for slot, entry in group.entries.items()
     ]
-    return Grid((*header, "ours", "deviation", "difference", "by seed", "scale"), tuple(rows))
+    return Grid((*header, "ours", "deviation", "difference", "by seed", "failed", "checkpoints", "scale"), tuple(rows))
 
 
-def in_layout(collated: Collated, text: Callable[[Group, Entry, Slot], str]) -> list[tuple[str, Grid]]:
+def in_layout(collated: Collated, text: Callable[[Group, Entry, Slot], str], scale: str) -> list[tuple[str, Grid]]:
     """The paper's rows and columns, each cell by `text`, with the name of what is shown: one grid, or, where columns
-    are settings, one a measure. None where there would be a single column, or curves."""
+    are settings, one a measure. None where there would be a single column, or curves. `scale`: names measures."""
     if "update" in collated.definition.columns:
         return []
-    named = [each for each in collated.definition.columns if each in MEASURES]
+    named = [each for each in collated.definition.columns if each in KINDS]
     slots = [slot for slot in _all_slots(collated) if not named or slot.measure in named]
     if named:
-        grids = [("", _laid_out(collated, slots, text))]
+        grids = [("", _laid_out(collated, slots, text, scale))]
     else:
-        grids = [(slot_name(slot), _laid_out(collated, [slot], text)) for slot in slots]
+        grids = [(slot_name(slot, scale), _laid_out(collated, [slot], text, scale)) for slot in slots]
     return [(name, grid) for name, grid in grids if grid is not None]
 
 
-def _laid_out(collated: Collated, slots: Sequence[Slot], text: Callable[[Group, Entry, Slot], str]) -> Grid | None:
+def _laid_out(
+    collated: Collated, slots: Sequence[Slot], text: Callable[[Group, Entry, Slot], str], scale: str
+) -> Grid | None:
     across = [key for key in collated.definition.columns if key in CELL_KEYS]
     down = [key for key in collated.keys if key not in across]
     found: dict[tuple[str, ...], dict[tuple[tuple[str, ...], Slot], str]] = {}
@@ -97,7 +110,7 @@ def _laid_out(collated: Collated, slots: Sequence[Slot], text: Callable[[Group, 
             word if key == "objective" else f"{key_name(key, paper)} {word}"
             for key, word in zip(across, top, strict=True)
         ]
-        heads.append(", ".join(settings) or _slot_head(slot, slots))
+        heads.append(", ".join(settings) or _slot_head(slot, slots, scale))
     rows = tuple((*left, *(row.get(column, NONE) for column in columns)) for left, row in found.items())
     return Grid((*(key_name(key, paper) for key in down), *heads), rows)
 
@@ -114,7 +127,7 @@ def runs(collated: Collated) -> Grid:
                     str(len(rows) + 1),
                     group_name(collated, group),
                     str(each.seed),
-                    str(each.standing),
+                    each.said,
                     NONE if run is None else str(run.updates),
                     NONE if run is None or run.hours is None else f"{run.hours:.2f}",
                     NONE if run is None else commits_text(run.provenance.commits, run.provenance.dirty),
@@ -126,18 +139,20 @@ def runs(collated: Collated) -> Grid:
 
 
 def ours_text(group: Group, entry: Entry, slot: Slot) -> str:
-    """Mean over seeds, and the sample deviation of two or more."""
+    """Mean over seeds, the sample deviation of two or more, and of a statistic over how many checkpoints it is."""
     if entry.mean is None:
         return _absent(group)
     spread = NONE if entry.deviation is None else f" ± {number_text(slot.measure, entry.deviation)}"
-    return number_text(slot.measure, entry.mean) + spread
+    counts = " or ".join(str(each) for each in sorted(set(entry.checkpoints.values())))
+    over = f", over {counts} checkpoints" if counts else NONE
+    return number_text(slot.measure, entry.mean) + spread + over
 
 
 def published_text(published: Published | None, slot: Slot) -> str:
     """As the paper's text states it."""
     if published is None:
         return NOT_IN_TEXT
-    measure = MEASURES[slot.measure]
+    measure = KINDS[slot.measure]
     exact = isinstance(measure, Accuracy) and measure.unit != 1.0
     value = number_text(slot.measure, published.value) if exact else f"{published.value:g}"
     said = {"exact": value, "order": f"order of {value}", "below": f"below {value}"}[published.form]
@@ -169,12 +184,14 @@ def _all_slots(collated: Collated) -> list[Slot]:
     return list(dict.fromkeys(slot for group in ordered(collated) for slot in group.entries))
 
 
-def _slot_head(slot: Slot, slots: Sequence[Slot]) -> str:
+def _slot_head(slot: Slot, slots: Sequence[Slot], scale: str) -> str:
     """A column's name; beside statistics over checkpoints, what has no such thing is one model."""
     if slot.statistic is not None:
         return slot.statistic
-    return "one model" if any(each.statistic for each in slots) else slot_name(slot)
+    return "one model" if any(each.statistic for each in slots) else slot_name(slot, scale)
 
 
 def _absent(group: Group) -> str:
-    return NO_VALUE if group.finished else NOT_RUN
+    if group.finished:
+        return NO_VALUE
+    return FAILED if group.failed and not group.is_base else NOT_RUN

@@ -48,13 +48,27 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """One number of a whole run."""
+    """One number of a whole run but its first `warm_up` updates."""
 
-    of: Callable[[StoredRun], float | None]
+    of: Callable[[StoredRun, int], float | None]
     digits: int = 3
 
 
 Measure = Accuracy | Training | Whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Frame:
+    """What a table lays over all its runs alike. `split`: the untrained model's counts, which say of each problem
+    whether it is solvable, and the run that they are of. `warm_up`: updates that no timing counts."""
+
+    split: Counts | None = None
+    split_run: StoredRun | None = None
+    warm_up: int = 0
+
+
+# Of a run by itself.
+ALONE = Frame()
 
 
 def _mean(values: np.ndarray) -> float:
@@ -87,12 +101,12 @@ def _unsolved(counts: Counts, base: Counts) -> np.ndarray:
     return np.where(base.correct == 0, (counts.correct > 0).astype(float), np.nan)
 
 
-def _rate(run: StoredRun) -> float | None:
-    timing = timing_of(run)
+def _rate(run: StoredRun, warm_up: int) -> float | None:
+    timing = timing_of(run, warm_up)
     return None if timing is None else timing.rate
 
 
-MEASURES: Mapping[str, Measure] = {
+KINDS: Mapping[str, Measure] = {
     "average": Accuracy(score=_share, after_training=True),
     **{f"pass@{k}": Accuracy(score=_pass_at(k), after_training=True) for k in (1, 4, 8, 16, 32)},
     "mean": Accuracy(score=_share),
@@ -131,12 +145,12 @@ class Reading:
     problems: Mapping[str, float] | None = None
 
 
-def curve(run: StoredRun, name: str) -> Series:
+def curve(run: StoredRun, name: str, frame: Frame = ALONE) -> Series:
     """A measure against updates: at each evaluation, or at each update that logs it. Empty where nothing is there."""
-    measure = MEASURES[name]
+    measure = KINDS[name]
     match measure:
         case Accuracy():
-            readings = [(update, read_at(run, name, update)) for update in sorted(run.evaluations)]
+            readings = [(update, read_at(run, name, update, frame)) for update in sorted(run.evaluations)]
             return Series.of([(update, each.value) for update, each in readings if each is not None])
         case Training():
             return run.series(measure.column)
@@ -144,22 +158,27 @@ def curve(run: StoredRun, name: str) -> Series:
             return Series.of([])
 
 
-def read_at(run: StoredRun, name: str, update: int) -> Reading | None:
+def read_at(run: StoredRun, name: str, update: int, frame: Frame = ALONE) -> Reading | None:
     """A measure of accuracy at one evaluation of the run's own held-out problems; None where there is none, or none of
     its problems counts."""
-    counts, base = run.evaluations.get(update), run.evaluations.get(0)
-    return None if counts is None else score_counts(name, counts, base)
+    counts = run.evaluations.get(update)
+    return None if counts is None else score_counts(name, counts, frame.split)
 
 
-def score_counts(name: str, counts: Counts, base: Counts | None) -> Reading | None:
-    """A measure of accuracy from counts. `base`: the untrained model's on the same problems, which split them."""
-    measure = MEASURES[name]
+def splits(name: str) -> bool:
+    """Whether a measure is of problems by the untrained model's share of right responses."""
+    measure = KINDS[name]
+    return isinstance(measure, Accuracy) and measure.score in (_solvable, _unsolved)
+
+
+def score_counts(name: str, counts: Counts, split: Counts | None) -> Reading | None:
+    """A measure of accuracy from counts. `split`: the untrained model's, without which a measure that splits problems
+    has no value, nor has it on other problems."""
+    measure = KINDS[name]
     assert isinstance(measure, Accuracy), name
-    if base is None or base.ids != counts.ids:
-        if measure.score in (_solvable, _unsolved):
-            return None
-        base = counts
-    values = measure.unit * measure.score(counts, base)
+    if splits(name) and (split is None or split.ids != counts.ids):
+        return None
+    values = measure.unit * measure.score(counts, counts if split is None else split)
     counted = ~np.isnan(values)
     if not counted.any():
         return None
@@ -167,31 +186,31 @@ def score_counts(name: str, counts: Counts, base: Counts | None) -> Reading | No
     return Reading(float(np.mean(values[counted])), problems)
 
 
-def read_over(run: StoredRun, name: str, after: int, to: int) -> Reading | None:
+def read_over(run: StoredRun, name: str, after: int, to: int, frame: Frame = ALONE) -> Reading | None:
     """A measure over updates u with `after` < u <= `to`: the mean over the evaluations there, problem by problem, or
     over rows of training (of a count that only grows: the last). None where there is none."""
-    measure = MEASURES[name]
+    measure = KINDS[name]
     match measure:
         case Accuracy():
             found = [
                 reading
                 for update in sorted(run.evaluations)
-                if after < update <= to and (reading := read_at(run, name, update)) is not None
+                if after < update <= to and (reading := read_at(run, name, update, frame)) is not None
             ]
             return _averaged(found)
         case Training():
             values = run.series(measure.column).within(after, to).value
             return Reading(measure.reduce(values)) if len(values) else None
         case Whole():
-            value = measure.of(run)
+            value = measure.of(run, frame.warm_up)
             return None if value is None else Reading(value)
 
 
-def read_end(run: StoredRun, name: str, window: int | None) -> Reading | None:
+def read_end(run: StoredRun, name: str, window: int | None, frame: Frame = ALONE) -> Reading | None:
     """A measure at the end of a run: its last evaluation, or the last `window` updates (None: the last tenth)."""
-    if isinstance(MEASURES[name], Accuracy):
-        return read_at(run, name, max(run.evaluations, default=-1))
-    return read_over(run, name, run.updates - end_length(run.updates, window), run.updates)
+    if isinstance(KINDS[name], Accuracy):
+        return read_at(run, name, max(run.evaluations, default=-1), frame)
+    return read_over(run, name, run.updates - end_length(run.updates, window), run.updates, frame)
 
 
 def end_length(updates: int, window: int | None) -> int:

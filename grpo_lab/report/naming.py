@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from grpo_lab.report.collate import Collated, Group, Slot
-from grpo_lab.report.measures import MEASURES, PERCENT, Accuracy
+from grpo_lab.report.collate import Collated, Entry, Group, Slot
+from grpo_lab.report.measures import KINDS, PERCENT, Accuracy
 from grpo_lab.report.readings import BASE
+from grpo_lab.tables.definition import MEASURES
 
 METHODS = {
     "grpo": "GRPO",
@@ -30,6 +31,24 @@ KEYS = {
     "schedule.t_ref": "T_ref",
     "schedule.updates": "updates",
     "learner.lr": "rate",
+}
+SUMS = "the run's own held-out sums"
+STAND_IN = (
+    f"share of right answers to {SUMS}, at each evaluation while training; AIME 2024 and MATH-500 are one series here, "
+    "which rg-table2, rg-table3 and rg-fig3 all show"
+)
+# At tiny, measures that the paper has on tasks of its own: names, and what they are here.
+TINY_NAMES = {
+    "aime24": "held-out sums, in place of AIME 2024",
+    "math500": "held-out sums, in place of MATH-500",
+    "pass@1 of 50": "pass@1",
+}
+TINY_MEANINGS = {
+    "average": f"share of right answers at the last evaluation, over {SUMS}",
+    **{f"pass@{k}": f"pass@{k} at the last evaluation, over {SUMS}" for k in (1, 4, 8, 16, 32)},
+    "pass@1 of 50": f"share of right answers to {SUMS}, at each evaluation while training",
+    "aime24": STAND_IN,
+    "math500": STAND_IN,
 }
 # A cell of a table without a value.
 NONE = ""
@@ -67,18 +86,32 @@ def group_name(collated: Collated, group: Group) -> str:
     return ", ".join(parts) or "all"
 
 
-def slot_name(slot: Slot) -> str:
+def measure_name(measure: str, scale: str) -> str:
+    """A measure by what it is of at a scale: tiny has none of the papers' tasks."""
+    return TINY_NAMES.get(measure, measure) if scale == "tiny" else measure
+
+
+def measure_meaning(measure: str, scale: str) -> str:
+    """What a measure is, at a scale."""
+    return TINY_MEANINGS.get(measure, MEASURES[measure]) if scale == "tiny" else MEASURES[measure]
+
+
+def slot_name(slot: Slot, scale: str) -> str:
     """A measure with its unit, and where in a run it is taken."""
-    measure = MEASURES[slot.measure]
+    measure = KINDS[slot.measure]
     percent = isinstance(measure, Accuracy) and measure.unit == PERCENT
-    return slot.measure + (" (%)" if percent else "") + ("" if slot.when.phrase == "end" else f" {slot.when}")
+    return (
+        measure_name(slot.measure, scale)
+        + (" (%)" if percent else "")
+        + ("" if slot.when.phrase == "end" else f" {slot.when}")
+    )
 
 
 def number_text(measure: str, value: float, *, signed: bool = False) -> str:
     """A value as the papers print that measure."""
     if not math.isfinite(value):
         return "not finite"
-    kind = MEASURES[measure]
+    kind = KINDS[measure]
     sign = "+" if signed else ""
     if isinstance(kind, Accuracy):
         return f"{value:{sign}.{kind.digits}f}"
@@ -89,6 +122,26 @@ def number_text(measure: str, value: float, *, signed: bool = False) -> str:
 
 def seeds_text(seeds: Sequence[int]) -> str:
     return f"{len(seeds)}: {', '.join(map(str, sorted(seeds)))}" if seeds else NONE
+
+
+def entry_seeds_text(group: Group, entry: Entry) -> str:
+    """The seeds that an entry is of, of how many, and those that failed."""
+    if group.is_base or not (entry.values or group.failed):
+        return seeds_text(tuple(entry.values))
+    asked, failed = len({each.seed for each in group.placed}), sorted(group.failed)
+    count = f"{len(entry.values)} of {asked}" if len(entry.values) < asked else str(asked)
+    said = f"{count}: {', '.join(map(str, sorted(entry.values)))}" if entry.values else count
+    return f"{said}; {len(failed)} failed: {', '.join(map(str, failed))}" if failed else said
+
+
+def failures_text(collated: Collated, groups: Sequence[Group]) -> list[str]:
+    """The seeds of groups that failed, and when; the groups by name where there are several."""
+    return [
+        f"seed {seed}{f' of {group_name(collated, group)}' if len(groups) > 1 else ''} failed at update {update}"
+        for group in groups
+        if not group.is_base
+        for seed, update in sorted(group.failed.items())
+    ]
 
 
 def _value_text(key: str, value: object) -> str:

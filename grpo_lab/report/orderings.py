@@ -1,17 +1,23 @@
 """Whether the orderings that a paper states hold in our runs.
 
-A verdict is the most cautious of its parts: of the pairs that a list of cells stands for, of the stretches of updates
-that `when` speaks of, and of the tests.
+A verdict is of all parts together: the pairs that a list of cells stands for, and the stretches of updates that `when`
+speaks of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from grpo_lab.report.collate import Collated, Group
-from grpo_lab.report.comparing import Comparison, Verdict, compare, most_cautious, trend
+from grpo_lab.report.comparing import compare
+from grpo_lab.report.measures import KINDS, Accuracy, Training
+from grpo_lab.report.rules import Comparison, Verdict, together
+from grpo_lab.report.trends import trend
 from grpo_lab.tables.definition import Labels, Ordering, matches
+
+ONE_SEED = " (one seed)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,19 +30,63 @@ class Judged:
     comparisons: tuple[Comparison, ...]
     variant: Labels = field(default_factory=dict)
 
+    @property
+    def said(self) -> str:
+        """The verdict, and whether a part that it rests on has one seed."""
+        return f"{self.verdict}{ONE_SEED}" if any(each.rests_on_one_seed for each in self.comparisons) else self.verdict
+
 
 def judge(collated: Collated) -> list[Judged]:
     """A verdict for each ordering of a table; one more where this scale has its own cells."""
     found = []
     for ordering in collated.definition.orderings:
         for variant, lefts, rights in _sides(collated, ordering):
-            if rights is None:
-                parts = [trend(collated.reader, ordering, group) for group in lefts]
-            else:
-                pairs = [(left, right) for left in lefts for right in rights if left is not right]
-                parts = [compare(collated.reader, ordering, left, right) for left, right in pairs]
-            found.append(Judged(ordering, most_cautious([each.verdict for each in parts]), tuple(parts), variant))
+            parts = tuple(_parts(collated, ordering, lefts, rights))
+            found.append(Judged(ordering, together([each.verdict for each in parts]), parts, variant))
     return found
+
+
+def claim(collated: Collated, judged: Judged) -> Hashable:
+    """What an ordering states of which runs: equal for two that targets state with the same cells and measure, which at
+    the tiny scale several of the paper's measures are."""
+    ordering, kind, reader = judged.ordering, KINDS[judged.ordering.measure], collated.reader
+    measure: tuple[Hashable, ...] = (ordering.measure,)
+    if isinstance(kind, Accuracy) and not reader.of_evaluations(ordering.measure):
+        measure = (kind.score,)
+    elif isinstance(kind, Accuracy):
+        measure = (ordering.measure, reader.benchmarks, reader.n)
+    elif isinstance(kind, Training):
+        measure = (kind.column, kind.reduce, reader.window)
+    relation, pairs = (
+        ordering.relation,
+        [(_runs(each.left_group), _runs(each.right_group)) for each in judged.comparisons],
+    )
+    if relation == "<":
+        relation, pairs = ">", [(right, left) for left, right in pairs]
+    return measure, relation, ordering.when, frozenset(pairs)
+
+
+def _runs(group: Group | None) -> Hashable:
+    """What a side is: its folders; the untrained model is one, whatever runs began with it."""
+    if group is None or group.is_base:
+        return None if group is None else "base"
+    return frozenset(each.folder for each in group.placed)
+
+
+def _parts(
+    collated: Collated, ordering: Ordering, lefts: Sequence[Group], rights: Sequence[Group] | None
+) -> Iterator[Comparison]:
+    """Each pair of groups, or each group's trend."""
+    pairs = [(left, right) for left in lefts for right in rights or () if left is not right]
+    if mixed := collated.mixed.get(ordering.measure, ()):
+        more = f", and {len(mixed) - 1} more" if len(mixed) > 1 else ""
+        part = partial(Comparison, verdict="not compared", why=f"{mixed[0]}{more}")
+        yield from (part(left_group=left, right_group=right) for left, right in pairs)
+        yield from (part(left_group=left, right_group=None) for left in (lefts if rights is None else ()))
+    elif rights is None:
+        yield from (trend(collated.reader, ordering, group) for group in lefts)
+    else:
+        yield from (compare(collated.reader, ordering, left, right) for left, right in pairs)
 
 
 def _sides(collated: Collated, ordering: Ordering) -> Iterator[tuple[Labels, list[Group], list[Group] | None]]:

@@ -78,7 +78,7 @@ class Averaged:
     seeds: int
 
 
-def over_seeds(runs: Sequence[Series]) -> Averaged:
+def average_runs(runs: Sequence[Series]) -> Averaged:
     """Mean and sample deviation at each update that every run has; the deviation of one run is NaN. Not of no runs."""
     common = runs[0].update
     for each in runs[1:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from grpo_lab.report.layout import commits_text
 from grpo_lab.report.measures import read_end
 from grpo_lab.report.naming import NONE, number_text, seeds_text
 from grpo_lab.report.render import Grid, markdown
+from grpo_lab.report.settings import flat
 from grpo_lab.report.stored import Shelf, StoredRun
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 
+POOL = "pool.path"
 # Measures, each with its heading.
 SHOWN = {
     "mean": "held-out score (%)",
@@ -75,6 +77,8 @@ def make_runs_page(title: str, folders: Sequence[Path], shelf: Shelf) -> tuple[s
 def runs_grid(runs: Sequence[StoredRun]) -> Grid:
     """A row for each of the settings that differ."""
     settings = [_settings(run) for run in runs]
+    if not _pools_differ(runs, settings):
+        settings = [{key: value for key, value in each.items() if key != POOL} for each in settings]
     keys = [key for key in dict.fromkeys(key for each in settings for key in each) if _differs(key, settings)]
     families: dict[tuple[str, ...], list[StoredRun]] = {}
     for run, each in zip(runs, settings, strict=True):
@@ -88,13 +92,13 @@ def _measured(family: Sequence[StoredRun]) -> tuple[str, ...]:
     for measure in SHOWN:
         readings = [read_end(run, measure, None) for run in family]
         values = [each.value for each in readings if each is not None]
-        if len(values) < len(family):
+        if not values:
             cells.append("not logged")
             continue
         mean, deviation = over_seeds(values)
-        cells.append(
-            number_text(measure, mean) + (NONE if deviation is None else f" ± {number_text(measure, deviation)}")
-        )
+        spread = NONE if deviation is None else f" ± {number_text(measure, deviation)}"
+        part = f" ({len(values)} of {len(family)} seeds)" if len(values) < len(family) else NONE
+        cells.append(number_text(measure, mean) + spread + part)
     hours = [run.hours for run in family if run.hours is not None]
     cells.append(f"{sum(hours):.2f}" if hours else NONE)
     return (*cells, seeds_text([run.config.seed for run in family]))
@@ -115,21 +119,23 @@ def _sources(runs: Sequence[StoredRun]) -> Grid:
 
 def _settings(run: StoredRun) -> dict[str, Any]:
     """What decides a run's results, by dotted key, the seed left out."""
-    flat = dict(_flat("", asdict(run.config)))
+    values = dict(flat(asdict(run.config)))
     hidden = (*NO_RESULT, "seed")
     return {
         key: value
-        for key, value in flat.items()
+        for key, value in values.items()
         if not any(key == each or key.startswith(f"{each}.") for each in hidden)
     }
 
 
-def _flat(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from _flat(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
+def _pools_differ(runs: Sequence[StoredRun], settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether two runs that are equal but for their recorded pools have the same seed: else pools differ as seeds do,
+    since each seed's is its own."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    for run, each in zip(runs, settings, strict=True):
+        others = tuple((key, _word(value)) for key, value in each.items() if key != POOL)
+        found.setdefault((run.config.seed, others), set()).add(_word(each[POOL]))
+    return any(len(pools) > 1 for pools in found.values())
 
 
 def _differs(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:

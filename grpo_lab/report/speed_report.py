@@ -8,6 +8,7 @@ import numpy as np
 
 from grpo_lab.report.captions import DELAY
 from grpo_lab.report.collate import Collated
+from grpo_lab.report.layout import NO_VALUE, NOT_RUN
 from grpo_lab.report.plates import Curve, Look, Panel
 from grpo_lab.report.render import Grid
 from grpo_lab.report.throughput import PHASES, Speed, hardware_notes, speeds, timing_of
@@ -23,15 +24,15 @@ HEADER = (
     "updates timed",
     "scale",
 )
-NOT_RUN = "not run"
 OBJECTIVE = "grpo_rg"
 
 
 def speeds_by_v(collated: Collated) -> dict[int, Speed | None]:
-    """The speed at each v of the table; None where no finished run of it is long enough."""
-    timings = {}
+    """The speed at each v of the table; None where no finished run of it is long enough. All leave out the same
+    updates to warm up."""
+    timings, warm_up = {}, collated.reader.frame.warm_up
     for group in collated.groups:
-        found = [timing for run in group.finished.values() if (timing := timing_of(run)) is not None]
+        found = [timing for run in group.finished.values() if (timing := timing_of(run, warm_up)) is not None]
         # One seed each: timings of several would be of several machines.
         timings[int(group.labels[DELAY])] = found[0] if found else None
     known = speeds([each for each in timings.values() if each is not None])
@@ -41,12 +42,17 @@ def speeds_by_v(collated: Collated) -> dict[int, Speed | None]:
 
 def speed_grid(collated: Collated) -> Grid:
     """A row a v: where an update's seconds go, how much faster than v = 1, and the most that fewer syncs can give."""
-    return Grid(HEADER, tuple(_row(v, speed, collated.scale) for v, speed in speeds_by_v(collated).items()))
+    finished = {int(group.labels[DELAY]) for group in collated.groups if group.finished}
+    absent = {v: NO_VALUE if v in finished else NOT_RUN for v in speeds_by_v(collated)}
+    without_first = f"v = 1: {absent.get(1, NOT_RUN)}"
+    rows = [
+        _row(v, speed, without_first) if speed is not None else (str(v), *[absent[v]] * (len(HEADER) - 2))
+        for v, speed in speeds_by_v(collated).items()
+    ]
+    return Grid(HEADER, tuple((*row, collated.scale) for row in rows))
 
 
-def _row(v: int, speed: Speed | None, scale: str) -> tuple[str, ...]:
-    if speed is None:
-        return (str(v), *[NOT_RUN] * (len(HEADER) - 2), scale)
+def _row(v: int, speed: Speed, without_first: str) -> tuple[str, ...]:
     timing = speed.timing
     return (
         str(v),
@@ -54,9 +60,8 @@ def _row(v: int, speed: Speed | None, scale: str) -> tuple[str, ...]:
         f"{timing.spread:.2g}",
         f"{timing.step:.4g}",
         *(f"{getattr(timing, phase):.3g}" for phase in PHASES),
-        *("v = 1 not run" if each is None else f"{each:.3f}" for each in (speed.speedup, speed.bound)),
+        *(without_first if each is None else f"{each:.3f}" for each in (speed.speedup, speed.bound)),
         str(timing.updates),
-        scale,
     )
 
 
@@ -64,8 +69,9 @@ def speed_notes(collated: Collated) -> list[str]:
     """How it was timed, what the bound is, and on what machine."""
     runs = [run for group in collated.groups for run in group.finished.values()]
     return [
-        "Timed: whole sync periods (v updates) after the first one, which holds the first collection and warms up. "
-        "Evaluations and checkpoints are left out. Deviation: of 1 / seconds, over updates.",
+        f"Timed: whole sync periods (v updates) after the first {collated.reader.frame.warm_up} updates, which warm "
+        "up: the longest period of the table, so that every v leaves out the same. A finished run that ends before has "
+        "*no value*. Evaluations and checkpoints are left out. Deviation: of 1 / seconds, over updates.",
         "Bound: step / (step - sync (1 - 1/v)), both of v = 1: an update takes `step` seconds, `sync` of them for the "
         "synchronisation, of which a sync every v updates saves at most the share 1 - 1/v.",
         "A speed-up above the bound is not from fewer syncs: noise, or what else v changes.",

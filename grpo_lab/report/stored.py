@@ -18,13 +18,7 @@ from grpo_lab.config import ConfigError, TrainConfig, load_config
 from grpo_lab.ledger import Standing, standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 
-METRICS, SUMMARY, PROVENANCE, EVALUATIONS, EVALUATION = (
-    "metrics.jsonl",
-    "summary.json",
-    "provenance.json",
-    "evaluations",
-    "evaluation",
-)
+METRICS, SUMMARY, PROVENANCE, EVALUATIONS = "metrics.jsonl", "summary.json", "provenance.json", "evaluations"
 # Columns of training rows that are kept; those under `time` are named time/....
 COLUMNS = (
     "mismatch/k3",
@@ -49,6 +43,10 @@ COLUMNS = (
     "time/other",
     "time/elapsed",
 )
+
+
+class UnreadableRun(ConfigError):
+    """A run folder, or a file in it, that cannot be read: of a report, what asks for that run fails alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +88,6 @@ class Provenance:
     commits: tuple[str, ...] = ()
     dirty: bool = False
     hosts: tuple[str, ...] = ()
-    command: str = ""
-    started: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,9 +114,12 @@ class StoredRun:
         """Its settings, read where they are wanted: that takes longer than all the rest.
 
         Raises:
-            ConfigError: they do not fit this version.
+            UnreadableRun: they do not fit this version.
         """
-        return load_config(self.folder / CONFIG_FILE)
+        try:
+            return load_config(self.folder / CONFIG_FILE)
+        except ConfigError as error:
+            raise UnreadableRun(str(error)) from error
 
     def series(self, column: str) -> Series:
         """A column of training rows; empty where the run does not log it."""
@@ -137,7 +136,10 @@ class Shelf:
         """As `read_run`, remembered."""
         key = folder.resolve()
         if key not in self._runs:
-            self._runs[key] = read_run(folder)
+            try:
+                self._runs[key] = read_run(folder)
+            except OSError as error:
+                raise UnreadableRun(f"{folder} cannot be read ({error}): repair or move it") from error
         return self._runs[key]
 
 
@@ -145,15 +147,15 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder, finished or not.
 
     Raises:
-        ConfigError: it is no run folder, or one of its files cannot be read; names the file and the fix.
+        UnreadableRun: it is no run folder, or one of its files cannot be read; names the file and the fix.
     """
     if not (folder / CONFIG_FILE).is_file():
-        raise ConfigError(f"{folder} is no run folder: it holds no {CONFIG_FILE}")
+        raise UnreadableRun(f"{folder} is no run folder: it holds no {CONFIG_FILE}")
     if not holds_a_run(folder):
-        raise ConfigError(f"{folder} holds settings and no logged update: train there first")
+        raise UnreadableRun(f"{folder} holds settings and no logged update: train there first")
     stands = standing(folder)
     columns, updates, skipped = _read_rows(folder / METRICS)
-    summary = _read_json(folder / SUMMARY, {})
+    summary = read_json(folder / SUMMARY, {})
     seconds = summary.get("seconds_total")
     return StoredRun(
         folder=folder,
@@ -162,53 +164,12 @@ def read_run(folder: Path) -> StoredRun:
         columns=columns,
         evaluations=_read_evaluations(folder / EVALUATIONS),
         hours=None if seconds is None else float(seconds) / 3600,
-        provenance=_provenance(_read_json(folder / PROVENANCE, {}), folder / PROVENANCE),
+        provenance=_provenance(read_json(folder / PROVENANCE, {}), folder / PROVENANCE),
         skipped=skipped,
         damaged={
             name: count for name, each in columns.items() if (count := int(np.count_nonzero(~np.isfinite(each.value))))
         },
     )
-
-
-def benchmark_counts(folder: Path, model: str, benchmark: str, n: int) -> Counts | None:
-    """What `python -m grpo_lab.evaluate` found of a model of a run on a benchmark with n responses a problem; None
-    where it was not evaluated so. Of several (a run that was trained again) the newest.
-
-    `folder`: the run's. `model`: `update_000160` or `base`.
-
-    Raises:
-        ConfigError: a file of scores cannot be read.
-    """
-    root = folder / EVALUATION / model
-    paths = [*root.glob(f"{benchmark}/scores.json"), *root.glob(f"{benchmark}-*/scores.json")]
-    for path in sorted(paths, key=lambda each: each.stat().st_mtime_ns, reverse=True):
-        found = _read_json(path)
-        try:
-            if found["benchmark"] == benchmark and found["n"] == n:
-                return _counts(found["problems"], path)
-        except KeyError as error:
-            raise ConfigError(f"{path} has no {error}: evaluate again, python -m grpo_lab.evaluate") from error
-    return None
-
-
-def lighteval_scores(folder: Path, task: str) -> dict[str, tuple[int | None, float]]:
-    """lighteval's share of right responses on one of its own tasks, for each model of a run that it judged: update
-    (None: none of the run's) and score, by the model's name. Empty where it judged none.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    path = folder / EVALUATION / "lighteval.json"
-    found: dict[str, tuple[int | None, float]] = {}
-    for row in _read_json(path, []):
-        try:
-            if row["task"] == task:
-                scores = row["scores"]
-                score = scores[f"avg@{row['n']}"] if f"avg@{row['n']}" in scores else scores["pass@1"]
-                found[row["target"]] = (row["update"], float(score))
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} has a row without {error}: evaluate again with lighteval=true") from error
-    return found
 
 
 def _read_rows(path: Path) -> tuple[dict[str, Series], int, int]:
@@ -222,7 +183,9 @@ def _read_rows(path: Path) -> tuple[dict[str, Series], int, int]:
             update, kind = int(row["update"]), row["kind"]
         except (ValueError, KeyError, TypeError) as error:
             if number < len(lines):
-                raise ConfigError(f"{path}, line {number} is no row of metrics: repair or delete that line") from error
+                raise UnreadableRun(
+                    f"{path}, line {number} is no row of metrics: repair or delete that line"
+                ) from error
             # A run that was killed, or that is writing now.
             skipped += 1
             continue
@@ -245,18 +208,23 @@ def _take(row: Mapping[str, Any], update: int, pairs: Mapping[str, list[tuple[in
 def _read_evaluations(folder: Path) -> dict[int, Counts]:
     found = {}
     for path in sorted(folder.glob("update_*.json")):
-        document = _read_json(path)
+        document = read_json(path)
         try:
-            found[int(document["update"])] = _counts(document["problems"], path)
+            found[int(document["update"])] = counts_of(document["problems"], path)
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is no evaluation ({error!r} is missing): delete it") from error
+            raise UnreadableRun(f"{path} is no evaluation ({error!r} is missing): delete it") from error
     return found
 
 
-def _counts(problems: Sequence[Mapping[str, Any]], path: Path) -> Counts:
+def counts_of(problems: Sequence[Mapping[str, Any]], path: Path) -> Counts:
+    """The counts of a file's problems.
+
+    Raises:
+        UnreadableRun: they have different numbers of responses.
+    """
     sizes = {each["n"] for each in problems}
     if len(sizes) != 1:
-        raise ConfigError(f"{path} has problems with {sorted(sizes)} responses: all must have as many")
+        raise UnreadableRun(f"{path} has problems with {sorted(sizes)} responses: all must have as many")
     return Counts(
         tuple(each["id"] for each in problems),
         np.array([each["correct"] for each in problems], dtype=np.int64),
@@ -272,24 +240,24 @@ def _provenance(document: Mapping[str, Any], path: Path) -> Provenance:
             commits=tuple(dict.fromkeys(each["commit"][:12] for each in known)),
             dirty=any(each["dirty"] for each in known),
             hosts=tuple(dict.fromkeys(each["host"] for each in sessions)),
-            command=" ".join(sessions[0]["command"]) if sessions else "",
-            started=sessions[0]["started"] if sessions else "",
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error!r}): repair or move that file") from error
+        raise UnreadableRun(f"{path} cannot be read ({error!r}): repair or move that file") from error
 
 
-def _read_json(path: Path, default: Any = None) -> Any:
+def read_json(path: Path, default: Any = None) -> Any:
     """What a file holds; `default`, where one is given, if there is no file.
 
     Raises:
-        ConfigError: it holds no JSON.
+        UnreadableRun: it cannot be read, or holds no JSON.
     """
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         if default is None:
-            raise ConfigError(f"{path} is missing") from error
+            raise UnreadableRun(f"{path} is missing") from error
         return default
+    except OSError as error:
+        raise UnreadableRun(f"{path} cannot be read ({error.strerror}): repair or move it") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}): repair or delete that file") from error
+        raise UnreadableRun(f"{path} is not JSON ({error}): repair or delete that file") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_lab.config import ConfigError
-from grpo_lab.report.stored import PROVENANCE, SUMMARY, StoredRun
+from grpo_lab.config import TrainConfig
+from grpo_lab.report.stored import PROVENANCE, SUMMARY, StoredRun, UnreadableRun
 from grpo_lab.schedule import Schedule
 
 # What an update is made of. Evaluations and checkpoints come as often as one likes, and are left out.
@@ -21,8 +22,8 @@ PHASES = ("collect", "sync", "learn", "other")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of an update by phase, means over `updates` whole sync periods' worth of updates after the first period,
-    which warms up. `spread`: sample deviation, over updates, of 1 / seconds."""
+    """Seconds of an update by phase, means over `updates` whole sync periods' worth of updates after a warm-up.
+    `spread`: sample deviation, over updates, of 1 / seconds."""
 
     v: int
     updates: int
@@ -53,23 +54,32 @@ class Speed:
     bound: float | None
 
 
-def timing_of(run: StoredRun) -> Timing | None:
-    """A run's timing; None where it ends within two sync periods, or has no times.
+def sync_period(config: TrainConfig) -> int:
+    """Updates between two weight syncs."""
+    schedule = Schedule.from_config(config)
+    return schedule.v * schedule.i
 
-    The first sync period, v i updates, holds the first collection, which warms up; a last one that is not whole would
-    count too much or too little of its sync. Both are left out.
+
+def timing_of(run: StoredRun, warm_up: int) -> Timing | None:
+    """A run's timing; None where no whole sync period follows the warm-up, or it has no times.
+
+    The first sync period holds the first collection, which warms up; a last one that is not whole would count too much
+    or too little of its sync. Both are left out. `warm_up`: updates to leave out at least, so that runs of different
+    periods warm up alike; the longest period of those that are compared.
     """
-    schedule = Schedule.from_config(run.config)
-    period = schedule.v * schedule.i
+    period = sync_period(run.config)
+    first = math.ceil(max(warm_up, period) / period) * period
     last = run.updates // period * period
-    if last <= period:
+    if last <= first:
         return None
-    seconds = {name: run.series(f"time/{name}").within(period, last).value for name in PHASES}
+    seconds = {name: run.series(f"time/{name}").within(first, last).value for name in PHASES}
     if len({len(each) for each in seconds.values()}) != 1 or not len(seconds["learn"]):
         return None
     steps = np.sum(list(seconds.values()), axis=0)
     means = {name: float(value.mean()) for name, value in seconds.items()}
-    return Timing(v=schedule.v, updates=len(steps), spread=float(np.std(1 / steps, ddof=1)), **means)
+    return Timing(
+        v=Schedule.from_config(run.config).v, updates=len(steps), spread=float(np.std(1 / steps, ddof=1)), **means
+    )
 
 
 def bound(step: float, sync: float, v: int) -> float:
@@ -93,7 +103,7 @@ def hardware_notes(runs: Sequence[StoredRun]) -> list[str]:
     """What timings were made on, and what is known to speak against comparing them.
 
     Raises:
-        ConfigError: a run's provenance cannot be read.
+        UnreadableRun: a run's provenance cannot be read.
     """
     machines = dict.fromkeys(machine for run in runs for machine in _machines(run.folder))
     notes = [f"Hardware: {'; '.join(machines) or 'not recorded'}."]
@@ -122,7 +132,7 @@ def _sessions(folder: Path) -> list[dict[str, Any]]:
     try:
         return list(json.loads(path.read_bytes())["sessions"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error!r}): repair or move that file") from error
+        raise UnreadableRun(f"{path} cannot be read ({error!r}): repair or move that file") from error
 
 
 def _beside(folder: Path) -> list[str]:

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 from grpo_lab.evaluation.estimators import LEVEL
 from grpo_lab.report.collate import Collated, Group, Slot
-from grpo_lab.report.comparing import CAUTION, POINT, RELATIVE, Comparison
-from grpo_lab.report.naming import NONE, group_name, key_name, number_text, slot_name
-from grpo_lab.report.orderings import Judged
+from grpo_lab.report.inference import Interval
+from grpo_lab.report.naming import NONE, failures_text, group_name, key_name, number_text, slot_name
+from grpo_lab.report.orderings import ONE_SEED, Judged
 from grpo_lab.report.render import Grid
+from grpo_lab.report.rules import POINT, RELATIVE, VERDICTS, Comparison, Stretch
 
 LEGEND = (
     f"Intervals are of level {LEVEL:.2f}, each for itself: none is corrected for how many there are. *holds*, "
-    "*reversed*: every interval lies on that side of 0. *~* and *flat* hold where it lies within the equivalence "
-    f"margin, {100 * POINT:g} point of accuracy or {RELATIVE:.0%} of the value of a measure of training; *differs*: it "
-    "excludes 0 and does not. With two seeds or more, a t interval over seeds and, of accuracy, a bootstrap over "
-    "problems must agree; with one seed the problems alone are tested, which says nothing of another seed, and a "
-    "measure of training is *not tested*. A list on one side, and several stretches of updates, must hold each."
+    "*reversed*: every interval of every part lies on that side of 0. *~* and *flat* hold where it lies within the "
+    f"equivalence margin, {100 * POINT:g} point of accuracy or {RELATIVE:.0%} of the value of a measure of training; "
+    "*differs*: it excludes 0 and does not. *fails in part*: of a list on one side, or of several stretches of "
+    "updates, some are reversed or differ, and not all. With two seeds or more, a t interval over seeds and, of "
+    "accuracy, a bootstrap over problems must agree; with one seed the problems alone are tested, which says nothing "
+    "of another seed and is marked *(one seed)*, and a measure of training is *not tested*."
 )
 
 
@@ -28,7 +30,7 @@ def verdict_grid(collated: Collated, judged: Sequence[Judged]) -> Grid:
         (
             _claim(collated, each),
             str(each.ordering.when),
-            each.verdict,
+            each.said,
             "; ".join(dict.fromkeys(_figures(collated, each, one) for one in each.comparisons)) or "no such cells",
             NONE if each.ordering.margin is None else number_text(each.ordering.measure, each.ordering.margin),
             "; ".join(filter(None, (_tests(each, one) for one in each.comparisons))),
@@ -39,17 +41,18 @@ def verdict_grid(collated: Collated, judged: Sequence[Judged]) -> Grid:
     return Grid(("ordering", "when", "verdict", "ours", "published margin", "tests", "source"), tuple(rows))
 
 
-def tally(judged: Sequence[Judged]) -> str:
-    """How many orderings have each verdict."""
-    counts = Counter(each.verdict for each in judged)
-    return ", ".join(f"{counts[each]} {each}" for each in reversed(CAUTION) if counts[each]) or "no orderings"
+def tally(verdicts: Sequence[str]) -> str:
+    """How many orderings have each verdict; those that rest on one seed by themselves."""
+    counts = Counter(verdicts)
+    kinds = [f"{verdict}{mark}" for verdict in VERDICTS for mark in ("", ONE_SEED)]
+    return ", ".join(f"{counts[each]} {each}" for each in kinds if counts[each]) or "no orderings"
 
 
 def _claim(collated: Collated, judged: Judged) -> str:
     ordering = judged.ordering
     lefts = _names(collated, [each.left_group for each in judged.comparisons])
     rights = _names(collated, [each.right_group for each in judged.comparisons if each.right_group is not None])
-    measure = slot_name(Slot(ordering.measure))
+    measure = slot_name(Slot(ordering.measure), collated.scale)
     said = f"{measure}: {lefts} {ordering.relation} {rights}".rstrip()
     paper = collated.definition.paper
     own = ", ".join(f"{key_name(key, paper)} {value}" for key, value in judged.variant.items())
@@ -61,9 +64,11 @@ def _names(collated: Collated, groups: Sequence[Group]) -> str:
 
 
 def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
-    measure = judged.ordering.measure
+    """What was found, over which seeds, and which seeds failed."""
+    failed = failures_text(collated, [each for each in (one.left_group, one.right_group) if each is not None])
     if one.left is None or one.difference is None:
-        return one.why
+        return "; ".join([one.why, *failed])
+    measure = judged.ordering.measure
     difference = number_text(measure, one.difference, signed=True)
     if one.right is None:
         text = f"{number_text(measure, one.left)} on average, changes by {difference}"
@@ -72,17 +77,42 @@ def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
     if len(judged.comparisons) > 1:
         other = "" if one.right_group is None else f" against {group_name(collated, one.right_group)}"
         text = f"{group_name(collated, one.left_group)}{other} {text}, {one.verdict}"
-    return f"{text} ({len(one.seeds)} {'seed' if len(one.seeds) == 1 else 'seeds'})"
+    over = [f"{len(one.seeds)} {'seed' if len(one.seeds) == 1 else 'seeds'}"]
+    if one.checkpoints is not None:
+        over.append(_over(one.checkpoints))
+    return f"{text} ({'; '.join([', '.join(over), *failed])})"
 
 
 def _tests(judged: Judged, one: Comparison) -> str:
     measure = judged.ordering.measure
-    parts = [
-        f"[{number_text(measure, each.low, signed=True)}, {number_text(measure, each.high, signed=True)}] {each.method}"
-        for each in one.intervals
-    ]
+    parts = [_interval(measure, each) for each in one.intervals]
     if one.margin is not None and one.intervals:
         parts.append(f"margin {number_text(measure, one.margin)}")
+    if one.quarters:
+        parts.append(f"means of its quarters {', '.join(number_text(measure, each) for each in one.quarters)}")
+    parts += [_stretch(measure, each) for each in one.stretches]
     if one.why and one.left is not None:
-        parts.append(one.why if one.intervals or "stretches" in one.why else f"not tested: {one.why}")
+        parts.append(f"not tested: {one.why}")
     return ", ".join(parts)
+
+
+def _stretch(measure: str, one: Stretch) -> str:
+    """One of several stretches: updates, difference, verdict, and the intervals that it rests on."""
+    assert one.span is not None
+    after, to = one.span
+    where = f"update {to}" if to == after + 1 else f"updates {after + 1} to {to}"
+    said = f"{where}: {number_text(measure, one.left - one.right, signed=True)} {one.verdict}"
+    details = [_interval(measure, each) for each in one.intervals]
+    if one.checkpoints is not None and to > after + 1:
+        details.append(_over(one.checkpoints))
+    if one.why:
+        details.append(one.why)
+    return f"{said} ({', '.join(details)})"
+
+
+def _over(checkpoints: int) -> str:
+    return f"over {checkpoints} {'checkpoint' if checkpoints == 1 else 'checkpoints'}"
+
+
+def _interval(measure: str, one: Interval) -> str:
+    return f"[{number_text(measure, one.low, signed=True)}, {number_text(measure, one.high, signed=True)}] {one.method}"

@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-# A phrase, N being an update, and its meaning.
-MEANINGS = {
-    "end": "the last evaluation; of measures of training, the definition's window of last updates, else the last tenth",
-    "early": "the first quarter of the updates",
-    "late": "the last quarter of the updates",
-    "throughout": "each quarter of the updates, every one of which must bear it out; a trend: from first to last",
-    "at equal updates": "all updates that both sides have",
-    "over checkpoints": "the mean over all checkpoints (evaluations) after the untrained model's",
-    "at update N": "that update",
-    "from update N on": "each evaluation from there to the end, every one of which must bear it out",
-    "after update N": "the updates behind it",
-}
+# N is an update; docs/reports.md says what each means.
+PHRASES = (
+    "end",
+    "early",
+    "late",
+    "throughout",
+    "at equal updates",
+    "over checkpoints",
+    "at update N",
+    "from update N on",
+    "after update N",
+)
 # Those that are one place in a run, and no stretch of it.
 PLACES = ("end", "at update N")
 QUARTERS = 4
@@ -27,7 +27,7 @@ QUARTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A phrase of `MEANINGS` with its update, where it names one."""
+    """A phrase of `PHRASES` with its update, where it names one."""
 
     phrase: str = "end"
     update: int | None = None
@@ -39,17 +39,13 @@ class When:
             ValueError: it is none of the phrases.
         """
         phrase = re.sub(r"\d+", "N", text, count=1)
-        if phrase not in MEANINGS or "N" in text:
-            raise ValueError(f"is {text!r}: choose {', '.join(MEANINGS)}")
+        if phrase not in PHRASES or "N" in text:
+            raise ValueError(f"is {text!r}: choose {', '.join(PHRASES)}")
         number = re.search(r"\d+", text)
         return cls(phrase, int(number.group()) if number else None)
 
     def __str__(self) -> str:
         return self.phrase if self.update is None else self.phrase.replace("N", str(self.update))
-
-    @property
-    def meaning(self) -> str:
-        return MEANINGS[self.phrase]
 
     def spans(self, updates: int, evaluated: Iterable[int]) -> list[tuple[int, int]]:
         """The stretches (a, b], a < u <= b, of a run of `updates` updates that it speaks of, each to be borne out;

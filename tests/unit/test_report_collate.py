@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from stored_runs import leave_cells
+from stored_scores import leave_opinion, leave_scores
 
 from grpo_lab.config import ConfigError
 from grpo_lab.report import layout
@@ -96,17 +96,10 @@ def test_unfinished_runs_are_named_and_not_used(table: Definition) -> None:
     assert f"- {second}: k3 is not logged" in page
 
 
-def leave_evaluation(run: Path, model: str, benchmark: str, correct: list[int]) -> None:
-    folder = run / "evaluation" / model / benchmark
-    folder.mkdir(parents=True)
-    problems = [{"id": f"p{k}", "n": 4, "correct": c} for k, c in enumerate(correct)]
-    (folder / "scores.json").write_text(json.dumps({"benchmark": benchmark, "n": 4, "problems": problems}))
-
-
 def test_paper_scale_pools_the_problems_of_all_benchmarks(table: Definition) -> None:
     (run,) = leave_cells(table, {"objective": "ggpo", "seed": 1}, {0: [1, 0], 3: [4, 4]}, scale="paper")
     # Three problems of one and one of the other: 7 of 16, and not the mean of 4/12 and 3/4.
-    leave_evaluation(run, "update_000003", "math500", [4, 0, 0])
+    leave_scores(run, "update_000003", "math500", [4, 0, 0])
     missing = collate(table, "paper", Shelf())
     assert entries(missing, "ggpo")[0] is None
     (note,) = [
@@ -116,9 +109,9 @@ def test_paper_scale_pools_the_problems_of_all_benchmarks(table: Definition) -> 
         f"{run}: not evaluated yet: python -m grpo_lab.evaluate run={run} "
         "evaluation.benchmarks=[math500,aime24] evaluation.n=4"
     )
-    leave_evaluation(run, "update_000003", "aime24", [3])
-    leave_evaluation(run, "base", "math500", [0, 0, 0])
-    leave_evaluation(run, "base", "aime24", [4])
+    leave_scores(run, "update_000003", "aime24", [3])
+    leave_scores(run, "base", "math500", [0, 0, 0])
+    leave_scores(run, "base", "aime24", [4])
     collated = collate(table, "paper", Shelf())
     assert entries(collated, "ggpo") == (43.75, None, {1: 43.75})
     assert collated.find({"objective": "ggpo"})[0].entries[AVERAGE].difference == 43.75 - 46.5
@@ -166,13 +159,13 @@ def test_statistics_over_checkpoints_are_columns(tmp_path: Path, monkeypatch: py
     table = read_definition(tmp_path / "t.yaml")
     leave_cells(table, {"schedule.v": 1}, {0: [0, 1], 2: [2, 2], 4: [1, 2], 6: [4, 4]})
     collated = collate(table, "tiny", Shelf())
-    ((name, grid),) = layout.in_layout(collated, layout.ours_text)
+    ((name, grid),) = layout.in_layout(collated, layout.ours_text, "tiny")
     assert name == ""
     assert grid.header == ("v", "one model", "minimum", "mean")
     # 0.5, 0.375 and 1 after the untrained model's 0.125.
     assert grid.rows == (
         ("base model", "0.1250", "", ""),
-        ("1", "", "0.3750", "0.6250"),
+        ("1", "", "0.3750, over 3 checkpoints", "0.6250, over 3 checkpoints"),
         ("10", "", "not run", "not run"),
     )
 
@@ -183,12 +176,8 @@ def test_at_paper_scale_they_are_lightevals(tmp_path: Path, monkeypatch: pytest.
     table = read_definition(tmp_path / "t.yaml")
     for v, scores in ((1, (0.25, 0.5, 0.75)), (10, (0.25, 0.5, 0.25))):
         (run,) = leave_cells(table, {"schedule.v": v}, {}, scale="paper", columns={"entropy": [1.0, 1.0]})
-        rows = [
-            {"target": name, "update": u, "task": "aime24", "n": 32, "scores": {"avg@32": score}}
-            for name, u, score in zip(("base", "update_000001", "update_000002"), (0, 1, 2), scores, strict=True)
-        ]
-        (run / "evaluation").mkdir()
-        (run / "evaluation" / "lighteval.json").write_text(json.dumps(rows))
+        for model, update, score in zip(("base", "update_000001", "update_000002"), (0, 1, 2), scores, strict=True):
+            leave_opinion(run, model, update, "aime24", {"aime24": score}, n=32)
     collated = collate(table, "paper", Shelf())
     first = collated.find({"schedule.v": 1})[0]
     assert first.entries[Slot("aime24", "minimum")].difference == pytest.approx(0.5 - 0.3)
@@ -197,6 +186,41 @@ def test_at_paper_scale_they_are_lightevals(tmp_path: Path, monkeypatch: pytest.
     (judged,) = judge(collated)
     # One seed, and lighteval tells no problems.
     assert (judged.verdict, judged.comparisons[0].difference) == ("not tested", 0.375 - 0.625)
+    assert judged.comparisons[0].checkpoints == 2
+
+
+def test_other_checkpoints_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.yaml").write_text(CHECKPOINTS)
+    table = read_definition(tmp_path / "t.yaml")
+    leave_cells(table, {"schedule.v": 1}, {0: [0] * 20, 2: [2] * 20, 4: [2] * 20})
+    leave_cells(table, {"schedule.v": 10}, {0: [0] * 20, 4: [2] * 20})
+    (judged,) = judge(collate(table, "tiny", Shelf()))
+    assert (judged.verdict, judged.comparisons[0].why) == (
+        "not compared",
+        "seed 42 has 1 against 2 evaluations in updates 1 to 4, not of the same updates (2 on one side alone)",
+    )
+
+
+def test_held_out_sums_have_no_benchmarks_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.yaml").write_text(CHECKPOINTS.replace("title: over checkpoints", "title: a title"))
+    table = read_definition(tmp_path / "t.yaml")
+    leave_cells(table, {}, {0: [0, 1], 2: [2, 2], 4: [1, 2]})
+    collated = collate(table, "tiny", Shelf())
+    page = make_page(collated, judge(collated))
+    ours = page.replace("held-out sums, in place of AIME 2024", "SUMS")
+    assert "SUMS: v 10 ~ v 1" in ours
+    assert "- SUMS: share of right answers to the run's own held-out sums" in ours
+    assert "AIME 2024 and MATH-500 are one series here, which rg-table2, rg-table3 and rg-fig3 all show" in ours
+    assert "aime24" not in ours.partition("## To reproduce")[0]
+    assert "lighteval" not in ours
+    assert "Every accuracy that is ours is of a tiny model on held-out sums" in ours
+    numbers = layout.numbers(collated)
+    assert {row[1] for row in numbers.rows} == {"held-out sums, in place of AIME 2024"}
+    # At the papers' scale it is what it is.
+    paper = collate(table, "paper", Shelf())
+    assert "- aime24: AIME 2024, pass@1, lighteval, each checkpoint." in make_page(paper, judge(paper))
 
 
 def test_a_number_at_an_update_is_a_column_of_its_own(table: Definition, tmp_path: Path) -> None:

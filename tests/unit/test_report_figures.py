@@ -17,7 +17,7 @@ from grpo_lab.report.addenda import draw_figures, whole_plate
 from grpo_lab.report.document import write_report
 from grpo_lab.report.drawing import STYLES, colour, draw
 from grpo_lab.report.figures import ACCURACIES, FIGURES, Y_LABELS
-from grpo_lab.report.plates import Look, Panel, Plate, in_blocks, moving_mean, over_seeds
+from grpo_lab.report.plates import Look, Panel, Plate, average_runs, in_blocks, moving_mean
 from grpo_lab.report.stored import Series
 from grpo_lab.tables.cells import Run
 from grpo_lab.tables.definition import load_definition, targets
@@ -87,13 +87,13 @@ def test_moving_means_have_all_their_points() -> None:
 
 
 def test_over_seeds_takes_the_updates_that_all_have() -> None:
-    averaged = over_seeds(
+    averaged = average_runs(
         [Series(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0])), Series(np.array([2, 3]), np.array([4.0, 9.0]))]
     )
     assert (averaged.update.tolist(), averaged.mean.tolist(), averaged.seeds) == ([2, 3], [3.0, 6.0], 2)
     # Sample deviation of 2 and 4, and of 3 and 9.
     assert averaged.spread.tolist() == pytest.approx([2**0.5, 18**0.5])
-    assert np.isnan(over_seeds([Series(np.array([1]), np.array([5.0]))]).spread).all()
+    assert np.isnan(average_runs([Series(np.array([1]), np.array([5.0]))]).spread).all()
 
 
 # --- panels -----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_figure_1_smooths_each_seed_and_leaves_unfinished_runs_out() -> None:
     notes = " ".join(plate.footnotes)
     assert "scale=tiny" in notes
     assert "5 finished runs of 120 updates; seeds 42, 1234, 2027" in notes
-    assert "Left out, not finished: 4 of 9 runs" in notes
+    assert "Left out: 4 of 9 runs" in notes
     assert "half done, at update 120" in notes
     assert (k3.log_y, mean.y_label) == (False, "held-out sums: mean@32, %")
 
@@ -164,10 +164,10 @@ def test_figure_5_splits_problems_by_the_untrained_models_share() -> None:
     # Problems with p0 of 1/4 and 3/4; then 2 and 4 of 4. One problem has p0 = 0, solved at 64.
     assert by_label(solvable)["GRPO (n = 1)"].y.tolist() == pytest.approx([50.0, 50.0, 75.0])
     assert by_label(unsolved)["GRPO (n = 1)"].y.tolist() == [0.0, 0.0, 100.0]
-    plate = whole_plate(collated("gg-fig5"))
+    plate, first = whole_plate(collated("gg-fig5")), cells_of("gg-fig5")[0].folder.name
     assert plate is not None
-    assert "Problems with 0 < p0 <= 0.75 at update 0 of the run: 2." in plate.footnotes
-    assert "Problems with p0 = 0 at update 0 of the run: 1." in plate.footnotes
+    assert f"Problems with 0 < p0 <= 0.75 at update 0 of {first}, for all runs: 2." in plate.footnotes
+    assert f"Problems with p0 = 0 at update 0 of {first}, for all runs: 1." in plate.footnotes
 
 
 def test_figures_3_and_7_are_ladders_with_the_aligned_refresh_as_a_curve_of_its_own() -> None:

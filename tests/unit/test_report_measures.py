@@ -12,13 +12,12 @@ from stored_runs import leave_run
 
 from grpo_lab.report.inference import (
     change,
-    over_problems,
-    over_seeds,
+    interval_over_problems,
+    interval_over_seeds,
     student_probability,
     student_quantile,
-    within_run,
 )
-from grpo_lab.report.measures import MEASURES, curve, read_end, read_over
+from grpo_lab.report.measures import KINDS, Frame, curve, read_end, read_over
 from grpo_lab.report.stored import StoredRun, read_run
 from grpo_lab.tables import definition
 
@@ -37,7 +36,7 @@ def run(tmp_path: Path) -> StoredRun:
 
 
 def test_every_measure_of_the_definitions_is_there() -> None:
-    assert set(MEASURES) == set(definition.MEASURES)
+    assert set(KINDS) == set(definition.MEASURES)
 
 
 def test_accuracy_by_hand(run: StoredRun) -> None:
@@ -60,11 +59,14 @@ def test_accuracy_by_hand(run: StoredRun) -> None:
 
 def test_problems_by_the_untrained_models_share(run: StoredRun) -> None:
     """p0 is 0, 1/4, 3/4 and 1: two are solvable (0 < p0 <= 0.75), one unsolved, and the last counts nowhere."""
-    solvable = read_end(run, "solvable", None)
+    frame = Frame(split=run.evaluations[0])
+    solvable = read_end(run, "solvable", None, frame)
     assert solvable is not None
     assert solvable.problems == {"p1": 75.0, "p2": 100.0}
     assert solvable.value == 87.5
-    assert curve(run, "unsolved").value.tolist() == [0.0, 0.0, 100.0]
+    assert curve(run, "unsolved", frame).value.tolist() == [0.0, 0.0, 100.0]
+    # Nothing splits the problems of a run by itself.
+    assert read_end(run, "solvable", None) is None
 
 
 def test_training_over_its_window(run: StoredRun) -> None:
@@ -104,21 +106,21 @@ def test_students_quantiles_as_tables_have_them(freedom: int, expected: float) -
 
 def test_the_interval_over_seeds_by_hand() -> None:
     """Differences 1, 2, 3: mean 2, deviation 1, half 4.303 / sqrt(3)."""
-    interval = over_seeds([1.0, 2.0, 3.0])
+    interval = interval_over_seeds([1.0, 2.0, 3.0])
     assert interval is not None
     half = 4.3027 / math.sqrt(3)
     assert (interval.low, interval.high) == pytest.approx((2 - half, 2 + half), abs=1e-3)
     assert interval.method == "t interval over 3 seeds"
-    assert over_seeds([1.0]) is None
+    assert interval_over_seeds([1.0]) is None
 
 
 def test_the_interval_over_problems_is_that_of_a_mean() -> None:
     """400 problems, half of them better by 2, half equal: mean 1, standard error 1 / 20."""
-    interval = over_problems(np.repeat([0.0, 2.0], 200))
+    interval = interval_over_problems(np.repeat([0.0, 2.0], 200))
     assert interval is not None
     assert (interval.low, interval.high) == pytest.approx((1 - 1.96 / 20, 1 + 1.96 / 20), abs=0.01)
-    assert over_problems(np.repeat([0.0, 2.0], 200)) == interval
-    assert over_problems(np.ones(9)) is None
+    assert interval_over_problems(np.repeat([0.0, 2.0], 200)) == interval
+    assert interval_over_problems(np.ones(9)) is None
 
 
 def test_the_change_of_a_line() -> None:
@@ -126,20 +128,3 @@ def test_the_change_of_a_line() -> None:
     assert change(update, 3.0 + 0.5 * update) == pytest.approx(20.0)
     rows = np.stack([0.5 * update, -0.25 * update])
     assert change(update, rows).tolist() == pytest.approx([20.0, -10.0])
-
-
-def test_a_trend_within_a_run_knows_of_neighbours_that_depend() -> None:
-    """Noise that lasts for many updates tells less than as much noise that does not."""
-    rng = np.random.default_rng(0)
-    update = np.arange(1, 257)
-    slow = np.repeat(rng.normal(size=16), 16)
-    quick = rng.permutation(slow)
-    wide, narrow = within_run(update, slow), within_run(update, quick)
-    assert wide is not None
-    assert narrow is not None
-    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
-    assert narrow.low < change(update, quick) < narrow.high
-    rising = within_run(update, update / 256 + 0.01 * quick)
-    assert rising is not None
-    assert rising.low > 0.9
-    assert within_run(update[:31], slow[:31]) is None

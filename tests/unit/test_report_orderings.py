@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import pytest
 
 from grpo_lab.ledger import Standing
-from grpo_lab.report.collate import Collated, Group, PlacedRun
-from grpo_lab.report.comparing import Verdict, most_cautious, verdict_of
+from grpo_lab.report.collate import Collated, Group
 from grpo_lab.report.inference import Interval
 from grpo_lab.report.orderings import Judged, judge
+from grpo_lab.report.placing import PlacedRun
 from grpo_lab.report.readings import Reader
+from grpo_lab.report.rules import Verdict, together, verdict_of
 from grpo_lab.report.stored import COLUMNS, Counts, Provenance, Series, StoredRun
+from grpo_lab.report.verdicts import tally, verdict_grid
 from grpo_lab.tables.definition import Definition, read_definition
-from grpo_lab.tables.when import MEANINGS, When
+from grpo_lab.tables.when import PHRASES, When
 
 UPDATES = 40
 PROBLEMS = 40
@@ -61,8 +64,12 @@ def define(tmp_path: Path, ordering: str, cells: str = "{objective: [grpo, agro,
     return read_definition(path)
 
 
+def collated(definition: Definition, *groups: Group) -> Collated:
+    return Collated(definition, "tiny", (), Reader(), ("objective",), (), groups, True, "t", {})
+
+
 def judged(definition: Definition, *groups: Group) -> list[Judged]:
-    return judge(Collated(definition, "tiny", (), Reader(), ("objective",), (), groups))
+    return judge(collated(definition, *groups))
 
 
 def verdict(definition: Definition, *groups: Group) -> Verdict:
@@ -94,10 +101,15 @@ def test_what_an_interval_says(relation: str, low: float, high: float, said: str
     assert verdict_of(relation, Interval(low, high, ""), margin=1.0) == said
 
 
-def test_the_most_cautious_of_several() -> None:
-    assert most_cautious(["holds", "not tested", "not distinguishable"]) == "not distinguishable"
-    assert most_cautious(["not run", "reversed", "holds"]) == "reversed"
-    assert most_cautious([]) == "not run"
+def test_what_several_parts_say_together() -> None:
+    assert together(["holds", "not tested", "not distinguishable"]) == "not distinguishable"
+    assert together(["holds", "not compared", "not run"]) == "not run"
+    assert together([]) == "not run"
+    # A failure of every part, and of some.
+    assert together(["reversed", "reversed"]) == "reversed"
+    assert together(["differs"]) == "differs"
+    for other in ("holds", "not distinguishable", "not run", "fails in part"):
+        assert together(["reversed", other]) == "fails in part"
 
 
 def test_one_seed_is_tested_over_problems(tmp_path: Path) -> None:
@@ -199,7 +211,9 @@ def test_a_list_means_each_of_them(tmp_path: Path) -> None:
     groups = {"ggpo": middle, "grpo": last, "agro": best}
     (found,) = judged(definition, *(group({1: run}, objective=name) for name, run in groups.items()))
     assert [each.verdict for each in found.comparisons] == ["holds", "reversed"]
-    assert found.verdict == "reversed"
+    assert (found.verdict, found.said) == ("fails in part", "fails in part (one seed)")
+    groups["ggpo"] = a_run({UPDATES: level(2, 1)})
+    assert verdict(definition, *(group({1: run}, objective=name) for name, run in groups.items())) == "reversed"
 
 
 def test_early_and_late(tmp_path: Path) -> None:
@@ -210,7 +224,7 @@ def test_early_and_late(tmp_path: Path) -> None:
     assert verdict(define(tmp_path, GREATER + ", when: late"), *groups) == "holds"
     assert verdict(define(tmp_path, GREATER + ", when: early"), *groups) == "reversed"
     assert verdict(define(tmp_path, GREATER + ", when: from update 20 on"), *groups) == "holds"
-    assert verdict(define(tmp_path, GREATER + ", when: from update 10 on"), *groups) == "reversed"
+    assert verdict(define(tmp_path, GREATER + ", when: from update 10 on"), *groups) == "fails in part"
     assert verdict(define(tmp_path, GREATER + ", when: at update 10"), *groups) == "reversed"
     # No evaluation at all in its third quarter.
     assert verdict(define(tmp_path, GREATER + ", when: throughout"), *groups) == "not run"
@@ -234,12 +248,111 @@ def test_a_trend_of_training(tmp_path: Path) -> None:
     falls = define(tmp_path, "left: {objective: ggpo}, relation: falls, measure: k3, when: throughout")
     line = [2.0 - 0.01 * u for u in range(UPDATES)]
     (found,) = judged(falls, group({1: a_run({}, line)}, objective="ggpo"))
-    assert found.verdict == "holds"
+    # However straight the line of one seed is.
+    assert (found.verdict, found.said, found.comparisons[0].intervals) == ("not tested", "not tested", ())
+    assert found.comparisons[0].why == "one seed"
     assert found.comparisons[0].difference == pytest.approx(-0.39)
-    assert "of one run" in found.comparisons[0].intervals[0].method
-    assert verdict(falls, group({1: a_run({}, line[::-1])}, objective="ggpo")) == "reversed"
-    wave = [1.0 + (-1) ** (u // 8) for u in range(UPDATES)]
-    assert verdict(falls, group({1: a_run({}, wave)}, objective="ggpo")) == "not distinguishable"
+    pair = {1: a_run({}, line), 2: a_run({}, [0.01 + 0.99 * each for each in line])}
+    (found,) = judged(falls, group(pair, objective="ggpo"))
+    assert (found.verdict, found.said) == ("holds", "holds")
+    # Changes of -0.39 and -0.3861; mean -0.38805, half 12.706 x 0.00276 / sqrt(2).
+    (interval,) = found.comparisons[0].intervals
+    assert (interval.low, interval.high) == pytest.approx((-0.4128, -0.3633), abs=1e-4)
+    rising = {seed: a_run({}, list(reversed([each * (1 + seed / 100) for each in line]))) for seed in (1, 2)}
+    assert verdict(falls, group(rising, objective="ggpo")) == "reversed"
+
+
+def test_each_stretch_is_printed_with_its_interval(tmp_path: Path) -> None:
+    crossing = a_run({0: level(1, 1), 10: level(2, 1), 20: level(9, 1), 40: level(8, 1)})
+    steady = a_run({0: level(1, 1), 10: level(5), 20: level(5), 40: level(5)})
+    groups = group({1: crossing}, objective="ggpo"), group({1: steady}, objective="grpo")
+    table = collated(define(tmp_path, GREATER + ", when: from update 10 on"), *groups)
+    (row,) = verdict_grid(table, judge(table)).rows
+    assert row[2] == "fails in part (one seed)"
+    first, second, third = row[5].split("resamples), ")
+    # Right counts of 2, 9 and 8 of 10 against 5.
+    assert first.startswith("update 10: -30.00 reversed ([-3")
+    assert second.startswith("update 20: +40.00 holds ([+3")
+    assert third.startswith("update 40: +30.00 holds ([+2")
+
+
+def test_verdicts_that_rest_on_one_seed_are_counted_apart(tmp_path: Path) -> None:
+    definition = define(tmp_path, GREATER)
+    high, low = a_run({UPDATES: level(7, 1)}), a_run({UPDATES: level(5)})
+    one = judged(definition, group({1: high}, objective="ggpo"), group({1: low}, objective="grpo"))
+    pair = dict.fromkeys((1, 2), high), dict.fromkeys((1, 2), low)
+    two = judged(definition, group(pair[0], objective="ggpo"), group(pair[1], objective="grpo"))
+    said = [each.said for each in one + two]
+    assert said == ["holds (one seed)", "holds"]
+    assert tally(said) == "1 holds, 1 holds (one seed)"
+
+
+def test_sides_that_were_evaluated_at_other_updates_are_not_compared(tmp_path: Path) -> None:
+    left = group({1: a_run({20: level(5), 35: level(9), 40: level(5)})}, objective="ggpo")
+    right = group({1: a_run({20: level(5), 40: level(5)})}, objective="grpo")
+    (found,) = judged(define(tmp_path, GREATER + ", when: late"), left, right)
+    assert found.said == "not compared"
+    assert found.comparisons[0].why == (
+        "seed 1 has 2 against 1 evaluations in updates 31 to 40, not of the same updates (35 on one side alone)"
+    )
+    # At the end both have one.
+    assert judged(define(tmp_path, GREATER), left, right)[0].said == "not distinguishable (one seed)"
+
+
+def test_nothing_from_an_update_on_is_not_run(tmp_path: Path) -> None:
+    run = a_run({0: level(3), 20: level(9)})
+    ours, base = group({1: run}, objective="ggpo"), group({1: run}, objective="base")
+    when = ", when: from update 30 on"
+    for left, right in (("ggpo", "base"), ("base", "ggpo")):
+        relation = f"left: {{objective: {left}}}, relation: '>', right: {{objective: {right}}}, measure: mean"
+        (found,) = judged(define(tmp_path, relation + when), ours, base)
+        assert (found.verdict, found.comparisons[0].why) == ("not run", "no mean from update 30 on on both sides")
+    rises = "left: {objective: ggpo}, relation: rises, measure: mean, when: from update 30 on"
+    assert verdict(define(tmp_path, rises), ours) == "not run"
+
+
+def test_a_trend_pairs_problems_by_their_id(tmp_path: Path) -> None:
+    """Two seeds with the same problems in other orders: every problem's changes of +40 and -40 cancel."""
+    counts = {10: [3, 7] * 20, 40: [7, 3] * 20}
+    forth = a_run(counts)
+    ids = forth.evaluations[10].ids
+    back = a_run({})
+    turned = {u: Counts(ids[1:] + ids[:1], np.array(each), 10) for u, each in counts.items()}
+    runs = {1: forth, 2: replace(back, evaluations=turned)}
+    flat = define(tmp_path, "left: {objective: ggpo}, relation: flat, measure: mean, when: throughout")
+    (found,) = judged(flat, group(runs, objective="ggpo"))
+    _, over_problems = found.comparisons[0].intervals
+    assert (over_problems.low, over_problems.high) == pytest.approx((0.0, 0.0))
+
+
+def test_flat_needs_each_quarter_near_the_whole(tmp_path: Path) -> None:
+    """It comes back to where it began, two points above in between."""
+    flat = define(tmp_path, "left: {objective: ggpo}, relation: flat, measure: mean, when: throughout")
+    hill = a_run({u: level(right) for u, right in ((0, 500), (10, 500), (20, 540), (30, 500), (40, 500))}, n=1000)
+    (found,) = judged(flat, group({1: hill}, objective="ggpo"))
+    (part,) = found.comparisons
+    assert part.difference == pytest.approx(0.0)
+    # Two points, then one each.
+    assert part.quarters == pytest.approx((50.0, 54.0, 50.0, 50.0))
+    assert found.verdict == "not distinguishable"
+    plain = a_run({u: level(500) for u in (0, 10, 20, 30, 40)}, n=1000)
+    assert verdict(flat, group({1: plain}, objective="ggpo")) == "holds"
+
+
+def test_throughout_needs_quarters_in_order(tmp_path: Path) -> None:
+    rises = define(tmp_path, "left: {objective: ggpo}, relation: rises, measure: mean, when: throughout")
+
+    def of(*right: int) -> Verdict:
+        run = a_run({10 * (k + 1): level(each, 1) for k, each in enumerate(right)})
+        return verdict(rises, group({1: run}, objective="ggpo"))
+
+    assert of(2, 4, 6, 8) == "holds"
+    assert of(2, 6, 4, 8) == "not distinguishable"
+    assert of(8, 6, 4, 2) == "reversed"
+    assert of(8, 4, 6, 2) == "fails in part"
+    late = define(tmp_path, "left: {objective: ggpo}, relation: rises, measure: mean, when: after update 5")
+    run = a_run({10: level(2, 1), 20: level(6, 1), 30: level(4, 1), 40: level(8, 1)})
+    assert verdict(late, group({1: run}, objective="ggpo")) == "holds"
 
 
 def test_the_untrained_model_is_any_runs_first_evaluation(tmp_path: Path) -> None:
@@ -280,7 +393,7 @@ def test_stretches_of_each_phrase() -> None:
     assert spans("at update 40") == [(39, 40)]
     assert spans("from update 80 on") == [(79, 80), (99, 100)]
     assert spans("after update 40") == [(40, 100)]
-    for phrase in MEANINGS:
+    for phrase in PHRASES:
         text = phrase.replace("N", "40")
         assert str(When.read(text)) == text
     for text in ("soon", "at update N", "at update", "late 3", "at update 40 or so"):

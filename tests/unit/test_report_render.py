@@ -9,7 +9,8 @@ from run_config import run_config
 from stored_runs import leave_cells, leave_run
 
 from grpo_lab.config import ConfigError
-from grpo_lab.report.__main__ import index_page, main, read_request, report_on_targets
+from grpo_lab.report.__main__ import main, read_request, report_on_targets
+from grpo_lab.report.index import index_page
 from grpo_lab.report.naming import number_text
 from grpo_lab.report.render import Grid, csv_text, escaped, latex, markdown
 from grpo_lab.report.several import run_folders, runs_grid
@@ -99,9 +100,10 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "make gg-fig10 SCALE=tiny" in page
     csv = (tmp_path / "outputs/reports/tiny/gg-fig10.csv").read_text().splitlines()
     assert csv[0] == (
-        "method,measure,statistic,when,published,published as,source,ours,deviation,difference,by seed,scale"
+        "method,measure,statistic,when,published,published as,source,ours,deviation,difference,by seed,"
+        "failed,checkpoints,scale"
     )
-    assert csv[1] == "GGPO,reward,,end,not in the text,,,0.125,,,42:0.125,tiny"
+    assert csv[1] == "GGPO,reward,,end,not in the text,,,0.125,,,42:0.125,,,tiny"
     assert (
         r"GGPO & reward & not in the text & 0.125 &  & 1: 42 & tiny \\"
         in (tmp_path / "outputs/reports/tiny/gg-fig10.tex").read_text()
@@ -119,6 +121,19 @@ def test_an_index_counts_shared_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert "2 finished runs in all, 1.0 hours one after the other" in page
     assert "at 0123456789ab." in page
     assert "| [gg-table8](gg-table8.md) | " in page
+
+
+def test_an_index_counts_an_ordering_of_two_targets_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At tiny RG's tables 2 and 3 ask the same of the same runs; table 3 of GG has orderings of its own."""
+    monkeypatch.chdir(tmp_path)
+    written = report_on_targets(read_request(["rg-table2", "rg-table3", "gg-table3", "out=there"]))
+    assert [len(each.claims) for each in written] == [1, 1, 8]
+    page = index_page("tiny", written)
+    assert (
+        "Orderings in all, 1 that a target states once more, with the same cells and measure, not counted: 9 not run."
+    ) in page
+    paper = report_on_targets(read_request(["rg-table2", "rg-table3", "scale=paper", "out=there"]))
+    assert "Orderings in all: 2 not run." in index_page("paper", paper)
 
 
 def test_nothing_is_run_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +191,26 @@ def test_any_runs_beside_each_other(
     ]
     assert {row["K3"] for row in rows} == {"not logged"}
     assert rows[0]["entropy"] == "0.25 ± 0"
+
+
+def test_a_measure_that_one_seed_lacks(tmp_path: Path) -> None:
+    for seed, columns in ((1, {"entropy": [0.5]}), (2, {"entropy": [0.25]}), (3, {"loss": [1.0]})):
+        leave_run(tmp_path / str(seed), run_config(f"seed={seed}"), columns, {1: [2]})
+    grid = runs_grid([read_run(tmp_path / str(seed)) for seed in (1, 2, 3)])
+    (row,) = [dict(zip(grid.header, each, strict=True)) for each in grid.rows]
+    assert (row["entropy"], row["drift"]) == ("0.375 ± 0.177 (2 of 3 seeds)", "not logged")
+
+
+def test_pools_of_seeds_do_not_keep_runs_apart_and_two_of_one_seed_do(tmp_path: Path) -> None:
+    runs = []
+    for seed, pool in ((1, "a"), (2, "b"), (1, "c")):
+        config = run_config(f"seed={seed}", "source=pool", f"pool.path={pool}")
+        runs.append(read_run(leave_run(tmp_path / pool, config, {"entropy": [0.5]}, {1: [2]})))
+    seeds = runs_grid(runs[:2])
+    assert ("pool.path" in seeds.header, len(seeds.rows)) == (False, 1)
+    pools = runs_grid(runs)
+    assert pools.header[0] == "pool.path"
+    assert [row[0] for row in pools.rows] == ["a", "b", "c"]
 
 
 def test_folders_without_runs(tmp_path: Path) -> None:

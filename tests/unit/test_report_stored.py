@@ -11,7 +11,7 @@ from run_config import run_config
 from stored_runs import leave_run
 
 from grpo_lab.config import ConfigError
-from grpo_lab.report.stored import Series, Shelf, benchmark_counts, lighteval_scores, read_run
+from grpo_lab.report.stored import Series, Shelf, read_run
 
 CONFIG = run_config("objective=ggpo", "seed=7")
 
@@ -88,34 +88,3 @@ def test_a_shelf_reads_each_run_once(tmp_path: Path) -> None:
 def test_within_leaves_the_first_update_out_and_the_last_in() -> None:
     series = Series.of([(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)])
     assert series.within(1, 3).value.tolist() == [2.0, 3.0]
-
-
-def leave_scores(folder: Path, name: str, n: int, correct: list[int]) -> None:
-    path = folder / "evaluation" / "update_000008" / name / "scores.json"
-    path.parent.mkdir(parents=True)
-    problems = [{"id": f"q{k}", "n": n, "correct": c} for k, c in enumerate(correct)]
-    path.write_text(json.dumps({"benchmark": name.partition("-")[0], "n": n, "problems": problems}))
-
-
-def test_scores_of_the_command_by_benchmark_and_responses(tmp_path: Path) -> None:
-    leave_scores(tmp_path, "math500", 4, [1, 2])
-    leave_scores(tmp_path, "math500-0badcafe", 32, [32, 0, 16])
-    found = benchmark_counts(tmp_path, "update_000008", "math500", 32)
-    assert found is not None
-    assert (found.correct.tolist(), found.n) == ([32, 0, 16], 32)
-    assert benchmark_counts(tmp_path, "update_000008", "math500", 8) is None
-    assert benchmark_counts(tmp_path, "base", "math500", 4) is None
-
-
-def test_lightevals_own_task_and_not_ours(tmp_path: Path) -> None:
-    rows = [
-        {"target": "base", "update": 0, "task": "aime24", "n": 2, "scores": {"avg@2": 0.25}},
-        {"target": "update_000008", "update": 8, "task": "aime24", "n": 2, "scores": {"avg@2": 0.5, "pass@1": 0.1}},
-        {"target": "update_000008", "update": 8, "task": "grpo_lab_aime24", "n": 2, "scores": {"avg@2": 0.75}},
-        {"target": "update_000008", "update": 8, "task": "math_500", "n": 1, "scores": {"pass@1": 0.875}},
-    ]
-    assert lighteval_scores(tmp_path, "aime24") == {}
-    (tmp_path / "evaluation").mkdir()
-    (tmp_path / "evaluation" / "lighteval.json").write_text(json.dumps(rows))
-    assert lighteval_scores(tmp_path, "aime24") == {"base": (0, 0.25), "update_000008": (8, 0.5)}
-    assert lighteval_scores(tmp_path, "math_500") == {"update_000008": (8, 0.875)}

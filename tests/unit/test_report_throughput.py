@@ -12,8 +12,9 @@ from figure_runs import cells_of, collated, write_provenance, write_run
 
 from grpo_lab.config import ConfigError
 from grpo_lab.report.addenda import addendum_of, whole_plate
+from grpo_lab.report.collate import Slot
+from grpo_lab.report.layout import NO_VALUE, NOT_RUN
 from grpo_lab.report.measures import read_end
-from grpo_lab.report.speed_report import NOT_RUN
 from grpo_lab.report.stored import read_run
 from grpo_lab.report.throughput import Timing, bound, hardware_notes, speeds, timing_of
 from grpo_lab.tables.cells import Run
@@ -42,7 +43,7 @@ def test_the_table_has_five_delays_at_both_scales(runs: dict[int, Run]) -> None:
 
 def test_seconds_of_whole_periods_after_the_first(runs: dict[int, Run]) -> None:
     write_run(runs[5], updates=18, row=seconds)
-    timing = timing_of(read_run(runs[5].folder))
+    timing = timing_of(read_run(runs[5].folder), warm_up=0)
     assert timing is not None
     # Updates 6 to 15: two syncs in ten updates; 16 to 18 are no whole period.
     assert (timing.v, timing.updates) == (5, 10)
@@ -56,7 +57,7 @@ def test_seconds_of_whole_periods_after_the_first(runs: dict[int, Run]) -> None:
 
 def test_a_run_of_one_period_has_no_timing(runs: dict[int, Run]) -> None:
     write_run(runs[10], updates=19, row=seconds)
-    assert timing_of(read_run(runs[10].folder)) is None
+    assert timing_of(read_run(runs[10].folder), warm_up=0) is None
 
 
 def test_iterations_a_second_are_the_tables_measure(runs: dict[int, Run]) -> None:
@@ -69,7 +70,7 @@ def test_iterations_a_second_are_the_tables_measure(runs: dict[int, Run]) -> Non
 
 def test_rows_without_times_have_no_timing(runs: dict[int, Run]) -> None:
     write_run(runs[1], updates=6, row=lambda run, update: {"reward/retained": 0.5})
-    assert timing_of(read_run(runs[1].folder)) is None
+    assert timing_of(read_run(runs[1].folder), warm_up=0) is None
 
 
 def test_the_bound_by_hand() -> None:
@@ -101,7 +102,8 @@ def test_the_table_and_what_is_not_run(runs: dict[int, Run]) -> None:
     assert [rows[v]["iterations/s"] for v in ("1", "2", "10")] == ["0.9091", "1", "1.087"]
     assert [rows[v]["speed-up"] for v in ("1", "2", "10")] == ["1.000", "1.100", "1.196"]
     assert [rows[v]["bound"] for v in ("1", "2", "10")] == ["1.000", "1.100", "1.196"]
-    assert [rows[v]["updates timed"] for v in ("1", "2", "10")] == ["39", "38", "30"]
+    # All leave out 20 updates, the period of v = 20.
+    assert [rows[v]["updates timed"] for v in ("1", "2", "10")] == ["20", "20", "20"]
     assert set(rows["20"].values()) == {"20", NOT_RUN, "tiny"}
     plate = whole_plate(collated("rg-throughput"))
     assert plate is not None
@@ -112,10 +114,32 @@ def test_the_table_and_what_is_not_run(runs: dict[int, Run]) -> None:
 
 
 def test_without_v_1_there_is_no_speed_up(runs: dict[int, Run]) -> None:
-    write_run(runs[2], updates=8, row=seconds)
+    write_run(runs[2], updates=22, row=seconds)
     addendum = addendum_of(collated("rg-throughput"))
     assert addendum is not None
-    assert addendum.grid.rows[1][-4:-2] == ("v = 1 not run", "v = 1 not run")
+    assert addendum.grid.rows[1][-4:-2] == ("v = 1: not run", "v = 1: not run")
+    # It ends before the others' warm-up does: finished, and without a value.
+    write_run(runs[1], updates=20, row=seconds)
+    addendum = addendum_of(collated("rg-throughput"))
+    assert addendum is not None
+    assert set(addendum.grid.rows[0]) == {"1", NO_VALUE, "tiny"}
+    assert addendum.grid.rows[1][-4:-2] == ("v = 1: no value", "v = 1: no value")
+
+
+def test_a_slow_start_weighs_on_no_delay(runs: dict[int, Run]) -> None:
+    """Updates 1 to 20 take a second more: v = 1, which would count 19 of them, is not the slower for it."""
+
+    def slow_start(run: Run, update: int) -> Mapping[str, Any]:
+        found = dict(seconds(run, update))
+        return found | {"time": found["time"] | {"other": 1.1 if update <= 20 else 0.1}}
+
+    for v in (1, 20):
+        write_run(runs[v], updates=60, row=slow_start)
+    table = collated("rg-throughput")
+    assert table.reader.frame.warm_up == 20
+    first, last = (table.find({"schedule.v": v})[0].entries[Slot("iterations/s")].mean for v in (1, 20))
+    assert first == pytest.approx(1 / 1.1)
+    assert last == pytest.approx(1 / 0.91)
 
 
 def test_runs_side_by_side_are_warned_of(runs: dict[int, Run]) -> None:
