@@ -167,7 +167,12 @@ def _slots(definition: Definition) -> tuple[Slot, ...]:
         if not of_runs or any(p.statistic is None for p in of_runs):
             slots.append(Slot(measure))
         slots += [Slot(measure, each) for each in statistics]
-        slots += [Slot(measure, None, when) for when in dict.fromkeys(p.when for p in of_runs) if when != END]
+        places = [p.when for p in of_runs if p.when != END]
+        if isinstance(KINDS[measure], Accuracy):
+            places += [When("at update N", update) for update in definition.at_updates]
+        slots += [
+            Slot(measure, None, when) for when in dict.fromkeys(sorted(places, key=lambda each: each.update or 0))
+        ]
     return tuple(slots)
 
 

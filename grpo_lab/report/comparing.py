@@ -59,7 +59,7 @@ def compare(reader: Reader, ordering: Ordering, left: Group, right: Group) -> Co
         difference=values[0] - values[1],
         seeds=tuple(pairs),
         intervals=() if one is None else one.intervals,
-        margin=margin_of(ordering.measure, values[1]) if ordering.relation == "~" else None,
+        margin=margin_of(ordering.measure, values[1]) if ordering.relation in ("~", "<=") else None,
         checkpoints=None if one is None else one.checkpoints,
         stretches=stretches if one is None else (),
         why="" if one is None else one.why,

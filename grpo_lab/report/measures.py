@@ -129,6 +129,7 @@ KINDS: Mapping[str, Measure] = {
     "reference KL": Training(column="kl/reference", reduce=_mean),
     "log ratio": Training(column="reference/log_ratio", reduce=_mean),
     "within-success ESS": Training(column="group/within_success_ess_mean", reduce=_mean),
+    "median within-success ESS": Training(column="group/within_success_ess/q50", reduce=_mean),
     "groups with two right": Training(column="group/share_k2", reduce=_mean),
     "raw loss": Training(column="loss/raw", reduce=_mean),
     # The median over groups of each minibatch, its mean over minibatches.

@@ -28,8 +28,8 @@ FAILING: tuple[Verdict, ...] = ("reversed", "differs", "fails in part")
 CAUTION: tuple[Verdict, ...] = ("not run", "not compared", "not distinguishable", "not tested", "holds")
 # Those that a test came to.
 TESTED: tuple[Verdict, ...] = ("holds", "not distinguishable", *FAILING)
-# "~" and "flat" hold where the interval lies within this: a hundredth of responses (one point of accuracy), of a
-# measure of training a share of the right side's value (of a trend's own mean).
+# "~" and "flat" hold where the interval lies within this, "<=" where it lies below: a hundredth of responses (one point
+# of accuracy), of a measure of training a share of the right side's value (of a trend's own mean).
 POINT = 0.01
 RELATIVE = 0.1
 
@@ -96,6 +96,8 @@ def verdict_of(relation: str, interval: Interval, margin: float) -> Verdict:
         if -margin < low and high < margin:
             return "holds"
         return "differs" if low > 0 or high < 0 else "not distinguishable"
+    if relation == "<=":
+        return "holds" if high < margin else "reversed" if low > 0 else "not distinguishable"
     if relation in ("<", "falls"):
         low, high = -high, -low
     return "holds" if low > 0 else "reversed" if high < 0 else "not distinguishable"

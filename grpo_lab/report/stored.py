@@ -31,6 +31,7 @@ COLUMNS = (
     "reference/log_ratio",
     "kl/reference",
     "group/within_success_ess_mean",
+    "group/within_success_ess/q50",
     "group/share_k2",
     "group/weight_ess/q50",
     "loss/raw",

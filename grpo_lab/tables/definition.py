@@ -42,7 +42,8 @@ MEASURES = {
     "iterations/s": "updates a second after the table's longest sync period, evaluations and checkpoints left out",
     "reference KL": "token mean of the value of GRPO's penalty, before beta",
     "log ratio": "mean sequence log ratio to the reference, nats",
-    "within-success ESS": "of the weights among right responses, in groups with two or more",
+    "within-success ESS": "of the weights among right responses, in groups with two or more, their mean",
+    "median within-success ESS": "the same, the median of an update's groups",
     "groups with two right": "share of groups with two or more right responses",
     "raw loss": "of a group, before normalisation",
     "q-ESS": "1 / sum q^2 of a group, median",
@@ -52,7 +53,7 @@ STATISTICS = ("minimum", "maximum", "median", "mean")
 # How a text states a number: as it is, by its order of magnitude, or as a bound from above.
 FORMS = ("exact", "order", "below")
 TRENDS = ("rises", "falls", "flat")
-RELATIONS = (">", "<", "~", *TRENDS)
+RELATIONS = (">", "<", "~", "<=", *TRENDS)
 # Words that a definition's cells may set; each is one of the run's.
 CELL_KEYS = (
     "objective",
@@ -97,8 +98,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """A comparison that a paper states. `relation`: of left to right, or a trend of `left` alone. `margin`: by how
-    much, in the measure's unit. `when`: at the end, unless said."""
+    """A comparison that a paper states. `relation`: of left to right (`~`: equal, `<=`: not above), or a trend of
+    `left` alone. `margin`: by how much, in the measure's unit. `when`: at the end, unless said."""
 
     left: Labels
     right: Labels | None
@@ -113,7 +114,8 @@ class Ordering:
 class Definition:
     """A target of `make`. `rows` and `columns`: cell keys, as the paper lays them out (a column may be a measure).
     `also`: rows that are no runs. `evaluate`: words for `python -m grpo_lab.evaluate run=<folder>`, by scale. `window`:
-    last updates that measures of training are averaged over, by scale. `hours`: of the paper, for one run."""
+    last updates that measures of training are averaged over, by scale. `at_updates`: evaluations that it shows, besides
+    the last one. `hours`: of the paper, for one run."""
 
     target: str
     paper: str
@@ -128,6 +130,7 @@ class Definition:
     orderings: tuple[Ordering, ...]
     remarks: tuple[str, ...]
     also: tuple[str, ...]
+    at_updates: tuple[int, ...]
     evaluate: Mapping[str, str]
     window: Mapping[str, int]
     hardware: str | None
@@ -180,6 +183,7 @@ def read_definition(path: Path) -> Definition:
         orderings=tuple(_ordering(each) for each in fields.parts("orderings")),
         remarks=tuple(fields.maybe("remarks", list) or ()),
         also=tuple(fields.maybe("also", list) or ()),
+        at_updates=tuple(fields.numbers("at_updates")),
         evaluate=fields.scaled("evaluate", str),
         window=fields.scaled("window", int),
         hardware=fields.maybe("hardware", str),

@@ -49,6 +49,13 @@ class Fields:
             raise self.fail(key, f"is {value!r}: choose {', '.join(choices)}")
         return str(value)
 
+    def numbers(self, key: str) -> list[int]:
+        values = self.maybe(key, list) or []
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise self.fail(key, f"holds {value!r}: it takes whole numbers")
+        return values
+
     def each_of(self, key: str, choices: tuple[str, ...]) -> list[str]:
         values = self.maybe(key, list) or []
         for value in values:

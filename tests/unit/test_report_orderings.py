@@ -193,6 +193,14 @@ def test_training_with_one_seed_is_not_tested(tmp_path: Path) -> None:
     assert verdict(definition, group(odd, objective="ggpo"), group(lows, objective="grpo")) == "not tested"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(-5.0, -2.0, "holds"), (-1.0, 0.9, "holds"), (-1.0, 1.1, "not distinguishable"), (0.1, 3.0, "reversed")],
+)
+def test_not_above_is_also_far_below(low: float, high: float, said: str) -> None:
+    assert verdict_of("<=", Interval(low, high, "by hand"), 1.0) == said
+
+
 def test_equality_needs_an_interval_within_the_margin(tmp_path: Path) -> None:
     definition = define(tmp_path, "left: {objective: ggpo}, relation: '~', right: {objective: grpo}, measure: mean")
     base = group({1: a_run({UPDATES: level(500)}, n=1000)}, objective="grpo")

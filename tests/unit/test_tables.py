@@ -212,6 +212,7 @@ cells:
     [
         ("nonsense: 1", "t.yaml: nonsense is not known"),
         ("hours: long", "t.yaml: hours must be float or int, not 'long'"),
+        ("at_updates: [soon]", "t.yaml: at_updates holds 'soon': it takes whole numbers"),
         ("columns: [colour]", "t.yaml: columns holds 'colour': choose from "),
         ("window: {tiny: many}", "t.yaml: window.tiny must be int, not 'many'"),
         ("window: {small: 3}", "t.yaml: window.small is not known"),
