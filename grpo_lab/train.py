@@ -117,9 +117,16 @@ def _run_in_child(config: TrainConfig, run_dir: Path, overrides: Sequence[str]) 
             # Another process took it in the moment between.
             print(f"{run_dir}: {now}, left as it is")
             return
-        if code != INTERRUPTED and not has_recorded_failure(run_dir):
-            record_failure(run_dir, f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+        if (why := failure_of(code)) is not None and not has_recorded_failure(run_dir):
+            record_failure(run_dir, why)
         raise JobError(f"the job in {run_dir} ended with exit code {code}")
+
+
+def failure_of(code: int) -> str | None:
+    """What a job's exit code says it failed of; None where it was stopped, also before it could end tidily."""
+    if code in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM):
+        return None
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def _prepare_job(config: TrainConfig, run_dir: Path) -> Path:

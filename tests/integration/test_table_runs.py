@@ -17,6 +17,7 @@ from grpo_lab.ledger import FAILURE_FILE, claimed, standing
 from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import load_definition
 from grpo_lab.tables.pools import missing_pools, record
+from grpo_lab.train import failure_of
 
 # Two cells that differ in their objective alone.
 TARGET = "gg-fig10"
@@ -166,3 +167,11 @@ def test_a_cluster_is_not_sampled_for_on_the_machine_that_submits(words: list[st
     assert done.returncode == 2
     assert done.stderr.count("python -m grpo_lab.pool out=outputs/papers/tiny/pools/seed") == 3
     assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(130, None), (-2, None), (-15, None), (-9, "killed by signal 9"), (2, "ended with exit code 2")],
+)
+def test_a_stop_is_no_failure(code: int, why: str | None) -> None:
+    assert failure_of(code) == why
