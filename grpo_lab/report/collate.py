@@ -97,10 +97,6 @@ class Collated:
         """Whether a published number may be set against ours: at the papers' scale, with their settings."""
         return is_comparable(self.scale, canonical=self.canonical)
 
-    def find(self, at: Labels) -> list[Group]:
-        """The groups that have these labels."""
-        return [group for group in self.groups if matches(group.labels, at)]
-
     @property
     def placed(self) -> list[PlacedRun]:
         """All runs that it asks for, each once."""

@@ -52,7 +52,7 @@ FIGURES: Mapping[str, Sequence[Shown]] = {
     "gg-fig10": (Shown(measure="reward", smoothing=FIGURE_10),),
     "rg-fig2": (Shown(measure="pass@1 of 50"),),
     "rg-fig3": (Shown(measure="aime24"), Shown(measure="math500")),
-    "rg-throughput": (Shown(measure="final reward", smoothing=POINTS), Shown(measure="reference KL")),
+    "rg-throughput": (Shown(measure="reward", smoothing=POINTS), Shown(measure="reference KL")),
 }
 X_LABELS = {
     "updates": "optimizer updates",
@@ -71,7 +71,6 @@ Y_LABELS = {
     "length": "response length, tokens",
     "responses": "generated responses",
     "reward": "reward, retained responses",
-    "final reward": "reward, retained responses",
     "reference KL": "K3 to the reference, nats",
     "within-success ESS": "within-success ESS (mean of groups)",
     "groups with two right": "share of groups with two right",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_lab.evaluation.estimators import HARD_SHARE, pass_at_k
+from grpo_lab.evaluation.estimators import difficulty, pass_at_k
 from grpo_lab.report.stored import Counts, Series, StoredRun
 from grpo_lab.report.throughput import timing_of
 
@@ -92,13 +92,18 @@ def _pass_at(k: int) -> Score:
     return score
 
 
+def _side(base: Counts, name: str) -> np.ndarray:
+    """[N]: whether each problem is on that side of GG's split."""
+    rates = dict(zip(base.ids, (base.correct / base.n).tolist(), strict=True))
+    return np.isin(base.ids, difficulty(rates)[name])
+
+
 def _solvable(counts: Counts, base: Counts) -> np.ndarray:
-    rate = base.correct / base.n
-    return np.where((rate > 0) & (rate <= HARD_SHARE), counts.correct / counts.n, np.nan)
+    return np.where(_side(base, "solvable"), counts.correct / counts.n, np.nan)
 
 
 def _unsolved(counts: Counts, base: Counts) -> np.ndarray:
-    return np.where(base.correct == 0, (counts.correct > 0).astype(float), np.nan)
+    return np.where(_side(base, "unsolved"), (counts.correct > 0).astype(float), np.nan)
 
 
 def _rate(run: StoredRun, warm_up: int) -> float | None:
@@ -124,7 +129,6 @@ KINDS: Mapping[str, Measure] = {
     "length": Training(column="response/length", reduce=_mean),
     "responses": Training(column="total/responses", reduce=_last, digits=6),
     "reward": Training(column="reward/retained", reduce=_mean),
-    "final reward": Training(column="reward/retained", reduce=_mean),
     "iterations/s": Whole(of=_rate, digits=4),
     "reference KL": Training(column="kl/reference", reduce=_mean),
     "log ratio": Training(column="reference/log_ratio", reduce=_mean),

@@ -9,9 +9,10 @@ import numpy as np
 from grpo_lab.report.captions import DELAY
 from grpo_lab.report.collate import Collated
 from grpo_lab.report.layout import NO_VALUE, NOT_RUN
+from grpo_lab.report.machines import hardware_notes
 from grpo_lab.report.plates import Curve, Look, Panel
 from grpo_lab.report.render import Grid
-from grpo_lab.report.throughput import PHASES, Speed, hardware_notes, speeds, timing_of
+from grpo_lab.report.throughput import PHASES, Speed, speeds, timing_of
 
 HEADER = (
     "v",

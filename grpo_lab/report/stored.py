@@ -39,10 +39,7 @@ COLUMNS = (
     "time/collect",
     "time/sync",
     "time/learn",
-    "time/evaluate",
-    "time/save",
     "time/other",
-    "time/elapsed",
 )
 
 
@@ -165,7 +162,7 @@ def read_run(folder: Path) -> StoredRun:
         columns=columns,
         evaluations=_read_evaluations(folder / EVALUATIONS),
         hours=None if seconds is None else float(seconds) / 3600,
-        provenance=_provenance(read_json(folder / PROVENANCE, {}), folder / PROVENANCE),
+        provenance=_provenance(folder),
         skipped=skipped,
         damaged={
             name: count for name, each in columns.items() if (count := int(np.count_nonzero(~np.isfinite(each.value))))
@@ -233,9 +230,22 @@ def counts_of(problems: Sequence[Mapping[str, Any]], path: Path) -> Counts:
     )
 
 
-def _provenance(document: Mapping[str, Any], path: Path) -> Provenance:
+def read_sessions(folder: Path) -> list[Any]:
+    """The sessions that a run was trained in; none where nothing recorded them.
+
+    Raises:
+        UnreadableRun: the file cannot be read.
+    """
+    path = folder / PROVENANCE
     try:
-        sessions = document.get("sessions", [])
+        return list(read_json(path, {"sessions": []})["sessions"])
+    except (KeyError, TypeError) as error:
+        raise UnreadableRun(f"{path} cannot be read ({error!r}): repair or move that file") from error
+
+
+def _provenance(folder: Path) -> Provenance:
+    sessions = read_sessions(folder)
+    try:
         known = [each["git"] for each in sessions if each.get("git")]
         return Provenance(
             commits=tuple(dict.fromkeys(each["commit"][:12] for each in known)),
@@ -243,7 +253,7 @@ def _provenance(document: Mapping[str, Any], path: Path) -> Provenance:
             hosts=tuple(dict.fromkeys(each["host"] for each in sessions)),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise UnreadableRun(f"{path} cannot be read ({error!r}): repair or move that file") from error
+        raise UnreadableRun(f"{folder / PROVENANCE} cannot be read ({error!r}): repair or move that file") from error
 
 
 def read_json(path: Path, default: Any = None) -> Any:

@@ -16,11 +16,12 @@ from grpo_lab.report.rules import POINT, RELATIVE, VERDICTS, Comparison, Stretch
 LEGEND = (
     f"Intervals are of level {LEVEL:.2f}, each for itself: none is corrected for how many there are. *holds*, "
     "*reversed*: every interval of every part lies on that side of 0. *~* and *flat* hold where it lies within the "
-    f"equivalence margin, {100 * POINT:g} point of accuracy or {RELATIVE:.0%} of the value of a measure of training; "
-    "*differs*: it excludes 0 and does not. *fails in part*: of a list on one side, or of several stretches of "
-    "updates, some are reversed or differ, and not all. With two seeds or more, a t interval over seeds and, of "
-    "accuracy, a bootstrap over problems must agree; with one seed the problems alone are tested, which says nothing "
-    "of another seed and is marked *(one seed)*, and a measure of training is *not tested*."
+    f"equivalence margin, {100 * POINT:g} point of accuracy or {RELATIVE:.0%} of the value of a measure of training, "
+    "*<=* where it lies below it; *differs*: it excludes 0 and does not. *fails in part*: of a list on one side, or of "
+    "several stretches of updates, some are reversed or differ, and not all. *not compared*: the sides were evaluated "
+    "in different ways. With two seeds or more, a t interval over seeds and, of accuracy, a bootstrap over problems "
+    "must agree; with one seed the problems alone are tested, which says nothing of another seed and is marked *(one "
+    "seed)*, and a measure of training is *not tested*."
 )
 
 

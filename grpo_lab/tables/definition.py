@@ -38,7 +38,6 @@ MEASURES = {
     "length": "mean response tokens",
     "responses": "generated, whole run, discarded ones included",
     "reward": "mean over retained training responses",
-    "final reward": "the same at the end",
     "iterations/s": "updates a second after the table's longest sync period, evaluations and checkpoints left out",
     "reference KL": "token mean of the value of GRPO's penalty, before beta",
     "log ratio": "mean sequence log ratio to the reference, nats",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import TrainConfig, save_config
+from grpo_lab.report.collate import Collated, Group
 from grpo_lab.tables.cells import runs_of
 from grpo_lab.tables.definition import Definition, matches
 
@@ -66,3 +67,8 @@ def leave_cells(
         for run in runs_of(definition, scale, [])
         if matches(run.cell.labels, labels)
     ]
+
+
+def groups_of(collated: Collated, labels: Mapping[str, Any]) -> list[Group]:
+    """The groups of a collated table that have these labels."""
+    return [group for group in collated.groups if matches(group.labels, labels)]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stored_runs import leave_cells
+from stored_runs import groups_of, leave_cells
 from stored_scores import leave_opinion, leave_scores
 
 from grpo_lab.config import ConfigError
@@ -54,7 +54,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Definition:
 
 
 def entries(collated: Collated, objective: str) -> tuple[float | None, float | None, dict[int, float]]:
-    entry = collated.find({"objective": objective})[0].entries[AVERAGE]
+    entry = groups_of(collated, {"objective": objective})[0].entries[AVERAGE]
     return entry.mean, entry.deviation, dict(entry.values)
 
 
@@ -68,17 +68,17 @@ def test_means_and_deviations_over_seeds_by_hand(table: Definition) -> None:
     assert entries(collated, "ggpo") == (None, None, {})
     # 1 and 2 of 8 before training.
     assert entries(collated, "base") == (18.75, pytest.approx(12.5 / 2**0.5), {1: 12.5, 2: 25.0})
-    grpo = collated.find({"objective": "grpo"})[0]
+    grpo = groups_of(collated, {"objective": "grpo"})[0]
     # The last two updates.
     assert grpo.entries[K3].values == {1: 0.5, 2: 0.5}
     assert grpo.entries[K3].published is not None
-    assert K3 not in collated.find({"objective": "base"})[0].entries
+    assert K3 not in groups_of(collated, {"objective": "base"})[0].entries
     assert state(collated) == "2 of 5 runs finished, 3 missing"
 
 
 def test_no_difference_at_tiny_and_no_published_number_for_its_own_cells(table: Definition) -> None:
     leave_cells(table, {"objective": "ggpo"}, {0: [1, 0], 3: [2, 2]})
-    plain, aligned = collate(table, "tiny", Shelf()).find({"objective": "ggpo"})
+    plain, aligned = groups_of(collate(table, "tiny", Shelf()), {"objective": "ggpo"})
     assert (plain.of_paper, aligned.of_paper) == (True, False)
     assert plain.entries[AVERAGE].published is not None
     assert aligned.entries[AVERAGE].published is None
@@ -103,7 +103,9 @@ def test_paper_scale_pools_the_problems_of_all_benchmarks(table: Definition) -> 
     missing = collate(table, "paper", Shelf())
     assert entries(missing, "ggpo")[0] is None
     (note,) = [
-        each for each in missing.find({"objective": "ggpo"})[0].notes if "average" not in each and "k3" not in each
+        each
+        for each in groups_of(missing, {"objective": "ggpo"})[0].notes
+        if "average" not in each and "k3" not in each
     ]
     assert note == (
         f"{run}: not evaluated yet: python -m grpo_lab.evaluate run={run} "
@@ -114,8 +116,8 @@ def test_paper_scale_pools_the_problems_of_all_benchmarks(table: Definition) -> 
     leave_scores(run, "base", "aime24", [4])
     collated = collate(table, "paper", Shelf())
     assert entries(collated, "ggpo") == (43.75, None, {1: 43.75})
-    assert collated.find({"objective": "ggpo"})[0].entries[AVERAGE].difference == 43.75 - 46.5
-    assert collated.find({"objective": "base"})[0].entries[AVERAGE].difference == 25.0 - 30
+    assert groups_of(collated, {"objective": "ggpo"})[0].entries[AVERAGE].difference == 43.75 - 46.5
+    assert groups_of(collated, {"objective": "base"})[0].entries[AVERAGE].difference == 25.0 - 30
     # Cells of the tiny scale alone are not asked for.
     assert len(collated.placed) == 4
 
@@ -123,7 +125,7 @@ def test_paper_scale_pools_the_problems_of_all_benchmarks(table: Definition) -> 
 def test_an_order_of_magnitude_has_no_difference(table: Definition) -> None:
     columns = {"mismatch/k3": [0.002, 0.002]}
     leave_cells(table, {"objective": "grpo", "seed": 1}, {0: [1, 0]}, scale="paper", columns=columns)
-    entry = collate(table, "paper", Shelf()).find({"objective": "grpo"})[0].entries[K3]
+    entry = groups_of(collate(table, "paper", Shelf()), {"objective": "grpo"})[0].entries[K3]
     assert (entry.mean, entry.difference) == (0.002, None)
     assert layout.published_text(entry.published, K3) == "order of 0.001"
 
@@ -179,7 +181,7 @@ def test_at_paper_scale_they_are_lightevals(tmp_path: Path, monkeypatch: pytest.
         for model, update, score in zip(("base", "update_000001", "update_000002"), (0, 1, 2), scores, strict=True):
             leave_opinion(run, model, update, "aime24", {"aime24": score}, n=32)
     collated = collate(table, "paper", Shelf())
-    first = collated.find({"schedule.v": 1})[0]
+    first = groups_of(collated, {"schedule.v": 1})[0]
     assert first.entries[Slot("aime24", "minimum")].difference == pytest.approx(0.5 - 0.3)
     assert first.entries[Slot("aime24", "mean")].difference == pytest.approx(0.625 - 0.5)
     assert collated.groups[0].entries[Slot("aime24")].difference == 0.0
@@ -231,7 +233,7 @@ def test_a_number_at_an_update_is_a_column_of_its_own(table: Definition, tmp_pat
     (tmp_path / "t.yaml").write_text(text)
     changed = read_definition(tmp_path / "t.yaml")
     leave_cells(changed, {"objective": "ggpo", "seed": 1}, {0: [0, 0], 2: [1, 1], 3: [4, 4]})
-    group = collate(changed, "tiny", Shelf()).find({"objective": "ggpo"})[0]
+    group = groups_of(collate(changed, "tiny", Shelf()), {"objective": "ggpo"})[0]
     assert group.entries[Slot("average", None, When.read("at update 2"))].values == {1: 25.0}
     assert group.entries[AVERAGE].values == {1: 100.0}
 

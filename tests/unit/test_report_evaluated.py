@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from stored_runs import leave_cells
+from stored_runs import groups_of, leave_cells
 from stored_scores import leave_opinion, leave_scores
 
 from grpo_lab.evaluation import agreement, report
@@ -114,4 +114,4 @@ def test_evaluations_with_other_settings_are_not(table: Definition) -> None:
         f"- average: math500 was evaluated with another engine of {folders['ggpo']}, update_000003, than of "
         f"{folders['grpo']}, update_000003: orderings are not compared; evaluate all alike"
     ) in page
-    assert collated.find({"objective": "ggpo"})[0].entries[Slot("average")].mean == 100.0
+    assert groups_of(collated, {"objective": "ggpo"})[0].entries[Slot("average")].mean == 100.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from figure_runs import cells_of, write_run
-from stored_runs import leave_cells, leave_run
+from stored_runs import groups_of, leave_cells, leave_run
 
 from grpo_lab.config import ConfigError, load_config, save_config
 from grpo_lab.report.__main__ import main, read_request, report_on_targets
@@ -52,7 +52,7 @@ def test_a_run_that_was_lengthened_in_its_folder_is_not_the_cell(table: Definiti
     same.schedule.t_ref, same.tracking.group, same.run_dir = 160, "mine", "elsewhere"
     save_config(same, other / "config.yaml")
     collated = collate(table, "tiny", Shelf())
-    assert collated.find({"objective": "ggpo"})[0].entries[AVERAGE].values == {2: 100.0, 42: 100.0}
+    assert groups_of(collated, {"objective": "ggpo"})[0].entries[AVERAGE].values == {2: 100.0, 42: 100.0}
     assert state(collated) == "2 of 6 runs finished, 3 missing, 1 changed (not used)"
     page = make_page(collated, judge(collated))
     assert f"- {folder}: its settings were changed: schedule.updates; not used" in page
@@ -90,7 +90,7 @@ def test_problems_are_split_once_by_the_first_run_of_seed_42(table: Definition) 
     (first,) = leave_cells(table, {"objective": "grpo", "seed": 42}, {0: [1, 0, 4], 3: [2, 4, 4]})
     leave_cells(table, {"objective": "ggpo", "seed": 42}, {0: [0, 1, 4], 3: [3, 1, 4]})
     collated = collate(table, "tiny", Shelf())
-    grpo, ggpo = (collated.find({"objective": name})[0].entries[Slot("solvable")] for name in ("grpo", "ggpo"))
+    grpo, ggpo = (groups_of(collated, {"objective": name})[0].entries[Slot("solvable")] for name in ("grpo", "ggpo"))
     assert grpo.values == {1: 100.0, 42: 50.0}
     assert ggpo.values == {42: 75.0}
     page = make_page(collated, judge(collated))
@@ -102,7 +102,7 @@ def test_words_that_decide_results_give_other_files_and_no_differences(table: De
     for run in runs_of(table, "paper", words):
         leave_run(run.folder, run.config, {"entropy": [0.5] * 3}, {0: [1], 3: [4]})
     changed = collate(table, "paper", Shelf(), words)
-    entry = changed.find({"objective": "ggpo"})[0].entries[AVERAGE]
+    entry = groups_of(changed, {"objective": "ggpo"})[0].entries[AVERAGE]
     assert (entry.mean, entry.difference, changed.comparable) == (100.0, None, False)
     assert changed.name.startswith("t-")
     assert len(changed.name) == len("t-") + 12
@@ -112,7 +112,7 @@ def test_words_that_decide_results_give_other_files_and_no_differences(table: De
     for plain in ([], ["tracking.project=x"]):
         collated = collate(table, "paper", Shelf(), plain)
         assert (collated.name, collated.comparable) == ("t", True)
-        assert collated.find({"objective": "ggpo"})[0].entries[AVERAGE].difference == 53.5
+        assert groups_of(collated, {"objective": "ggpo"})[0].entries[AVERAGE].difference == 53.5
     other = collate(table, "paper", Shelf(), ["learner.lr=2e-6"])
     assert other.name not in (changed.name, "t")
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 from figure_runs import cells_of, collated, write_provenance, write_run
+from stored_runs import groups_of
 
 from grpo_lab.config import ConfigError
 from grpo_lab.report.addenda import addendum_of, whole_plate
 from grpo_lab.report.collate import Slot
 from grpo_lab.report.layout import NO_VALUE, NOT_RUN
+from grpo_lab.report.machines import hardware_notes
 from grpo_lab.report.measures import read_end
 from grpo_lab.report.stored import read_run
-from grpo_lab.report.throughput import Timing, bound, hardware_notes, speeds, timing_of
+from grpo_lab.report.throughput import Timing, bound, speeds, timing_of
 from grpo_lab.tables.cells import Run
 
 V = (1, 2, 5, 10, 20)
@@ -137,7 +139,7 @@ def test_a_slow_start_weighs_on_no_delay(runs: dict[int, Run]) -> None:
         write_run(runs[v], updates=60, row=slow_start)
     table = collated("rg-throughput")
     assert table.reader.frame.warm_up == 20
-    first, last = (table.find({"schedule.v": v})[0].entries[Slot("iterations/s")].mean for v in (1, 20))
+    first, last = (groups_of(table, {"schedule.v": v})[0].entries[Slot("iterations/s")].mean for v in (1, 20))
     assert first == pytest.approx(1 / 1.1)
     assert last == pytest.approx(1 / 0.91)
 
