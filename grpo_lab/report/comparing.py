@@ -1,4 +1,4 @@
-"""Two groups of runs against each other: figures, intervals, and what they say of a relation.
+"""Two groups of runs against each other, or two gains: figures, intervals, and what they say of a relation.
 
 With two seeds or more there is a t interval over seeds and, of accuracy, a paired bootstrap over problems of the seeds'
 mean; with one seed the latter alone. A measure of training with one seed is not tested: updates of one run are no
@@ -17,7 +17,7 @@ from grpo_lab.report.collate import Group
 from grpo_lab.report.inference import interval_over_problems, interval_over_seeds
 from grpo_lab.report.measures import KINDS, Accuracy, Reading
 from grpo_lab.report.readings import Reader
-from grpo_lab.report.rules import Comparison, Stretch, agreed, margin_of, together, verdict_of
+from grpo_lab.report.rules import Comparison, Side, Stretch, agreed, margin_of, together, verdict_of
 from grpo_lab.report.stored import StoredRun
 from grpo_lab.tables.definition import Ordering
 from grpo_lab.tables.when import PLACES
@@ -28,14 +28,15 @@ Span = tuple[int, int] | None
 Pair = tuple[Reading, Reading]
 
 
-def compare(reader: Reader, ordering: Ordering, left: Group, right: Group) -> Comparison:
-    """Judge one pair of groups by the seeds that both have finished."""
-    nothing = partial(Comparison, left_group=left, right_group=right)
-    both = sorted(set(left.finished) & set(right.finished))
+def compare(reader: Reader, ordering: Ordering, left: Side, right: Side) -> Comparison:
+    """Judge one pair of sides by the seeds that both have finished."""
+    nothing = partial(Comparison, left_side=left, right_side=right)
+    groups = (*left.groups, *right.groups)
+    both = sorted(set.intersection(*(set(each.finished) for each in groups)))
     if not both:
-        lacking = not (left.finished or right.finished)
+        lacking = not any(each.finished for each in groups)
         return nothing(verdict="not run", why="no run is finished" if lacking else "no seed is finished on both sides")
-    trained = {seed: [each.finished[seed] for each in (left, right) if not each.is_base] for seed in both}
+    trained = {seed: [each.finished[seed] for each in groups if not each.is_base] for seed in both}
     spans = _spans(reader, ordering, [run for runs in trained.values() for run in runs])
     for span in spans:
         if why := _other_checkpoints(reader, ordering, span, trained):
@@ -51,8 +52,8 @@ def compare(reader: Reader, ordering: Ordering, left: Group, right: Group) -> Co
     one = stretches[0] if len(stretches) == 1 else None
     values = [float(np.mean([each.left for each in stretches])), float(np.mean([each.right for each in stretches]))]
     return Comparison(
-        left_group=left,
-        right_group=right,
+        left_side=left,
+        right_side=right,
         verdict=together([each.verdict for each in stretches]),
         left=values[0],
         right=values[1],
@@ -105,20 +106,29 @@ def _other_checkpoints(reader: Reader, ordering: Ordering, span: Span, runs: Map
     return ""
 
 
-def _pairs(
-    reader: Reader, ordering: Ordering, left: Group, right: Group, seed: int, spans: Sequence[Span]
-) -> list[Pair]:
+def _pairs(reader: Reader, ordering: Ordering, left: Side, right: Side, seed: int, spans: Sequence[Span]) -> list[Pair]:
     """What both sides have for a seed, one pair a stretch; none where anything is missing."""
-    sides = [_readings(reader, ordering, group, seed, spans) for group in (left, right)]
+    sides = [_of_side(reader, ordering, side, seed, spans) for side in (left, right)]
     pairs = [(a, b) for a, b in zip(*sides, strict=True) if a is not None and b is not None]
     return pairs if len(pairs) == len(spans) else []
 
 
+def _of_side(reader: Reader, ordering: Ordering, side: Side, seed: int, spans: Sequence[Span]) -> list[Reading | None]:
+    """A side's readings for one seed, one a stretch: a group's, or by how much they are above another's."""
+    found, *taken_off = (_readings(reader, ordering, side.measure, group, seed, spans) for group in side.groups)
+    return found if not taken_off else [_above(a, b) for a, b in zip(found, taken_off[0], strict=True)]
+
+
+def _above(reading: Reading | None, other: Reading | None) -> Reading | None:
+    if reading is None or other is None:
+        return None
+    return Reading(reading.value - other.value, _differences_of(reading, other))
+
+
 def _readings(
-    reader: Reader, ordering: Ordering, group: Group, seed: int, spans: Sequence[Span]
+    reader: Reader, ordering: Ordering, name: str, group: Group, seed: int, spans: Sequence[Span]
 ) -> list[Reading | None]:
-    """A side's readings for one seed, one a stretch; the untrained model's is the same in all."""
-    name = ordering.measure
+    """A group's readings for one seed, one a stretch; the untrained model's is the same in all."""
     if group.is_base:
         runs = [each.run for each in group.placed if each.seed == seed and each.run is not None]
         found = next((each for run in runs if (each := reader.base(run, name)) is not None), None)
@@ -156,9 +166,12 @@ def _judge(ordering: Ordering, span: Span, pairs: Sequence[Pair], checkpoints: i
 
 def _problem_differences(pairs: Sequence[Pair]) -> np.ndarray | None:
     """[N]: differences of each problem that every reading has, averaged over seeds; None where they are of none."""
-    differences = [
-        {each: a.problems[each] - b.problems[each] for each in a.problems if each in b.problems}
-        for a, b in pairs
-        if a.problems is not None and b.problems is not None
-    ]
+    differences = [each for a, b in pairs if (each := _differences_of(a, b)) is not None]
     return by_problem(differences) if len(differences) == len(pairs) else None
+
+
+def _differences_of(a: Reading, b: Reading) -> dict[str, float] | None:
+    """Of each problem that both are of; None where one is of none."""
+    if a.problems is None or b.problems is None:
+        return None
+    return {each: a.problems[each] - b.problems[each] for each in a.problems if each in b.problems}

@@ -6,14 +6,15 @@ speaks of.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from grpo_lab.report.collate import Collated, Group
 from grpo_lab.report.comparing import compare
 from grpo_lab.report.measures import KINDS, Accuracy, Training
-from grpo_lab.report.rules import Comparison, Verdict, together
+from grpo_lab.report.readings import Reader
+from grpo_lab.report.rules import Comparison, Side, Verdict, together
 from grpo_lab.report.trends import trend
 from grpo_lab.tables.definition import Labels, Ordering, matches
 
@@ -51,6 +52,7 @@ def claim(collated: Collated, judged: Judged) -> Hashable:
     the tiny scale several of the paper's measures are."""
     ordering, kind, reader = judged.ordering, KINDS[judged.ordering.measure], collated.reader
     measure: tuple[Hashable, ...] = (ordering.measure,)
+    told_apart = (ordering.than, ordering.each_benchmark)
     if isinstance(kind, Accuracy) and not reader.of_evaluations(ordering.measure):
         measure = (kind.score,)
     elif isinstance(kind, Accuracy):
@@ -59,34 +61,80 @@ def claim(collated: Collated, judged: Judged) -> Hashable:
         measure = (kind.column, kind.reduce, reader.window)
     relation, pairs = (
         ordering.relation,
-        [(_runs(each.left_group), _runs(each.right_group)) for each in judged.comparisons],
+        [(_runs(each.left_side), _runs(each.right_side)) for each in judged.comparisons],
     )
     if relation == "<":
         relation, pairs = ">", [(right, left) for left, right in pairs]
-    return measure, relation, ordering.when, frozenset(pairs)
+    return measure, told_apart, relation, ordering.when, frozenset(pairs)
 
 
-def _runs(group: Group | None) -> Hashable:
-    """What a side is: its folders; the untrained model is one, whatever runs began with it."""
-    if group is None or group.is_base:
-        return None if group is None else "base"
-    return frozenset(each.folder for each in group.placed)
+def _runs(side: Side | None) -> Hashable:
+    """What a side is: the folders of its groups; the untrained model is one, whatever runs began with it."""
+    groups = () if side is None else side.groups
+    return tuple("base" if each.is_base else frozenset(placed.folder for placed in each.placed) for each in groups)
 
 
 def _parts(
     collated: Collated, ordering: Ordering, lefts: Sequence[Group], rights: Sequence[Group] | None
 ) -> Iterator[Comparison]:
-    """Each pair of groups, or each group's trend."""
-    pairs = [(left, right) for left in lefts for right in rights or () if left is not right]
-    if mixed := collated.mixed.get(ordering.measure, ()):
-        more = f", and {len(mixed) - 1} more" if len(mixed) > 1 else ""
-        part = partial(Comparison, verdict="not compared", why=f"{mixed[0]}{more}")
-        yield from (part(left_group=left, right_group=right) for left, right in pairs)
-        yield from (part(left_group=left, right_group=None) for left in (lefts if rights is None else ()))
-    elif rights is None:
-        yield from (trend(collated.reader, ordering, group) for group in lefts)
-    else:
-        yield from (compare(collated.reader, ordering, left, right) for left, right in pairs)
+    """Each pair of sides, or each group's trend."""
+    why = _why_not(collated, ordering)
+    if rights is None:
+        for group in lefts:
+            side = Side(group=group, measure=ordering.measure)
+            yield _not_compared(side, None, why) if why else trend(collated.reader, ordering, group)
+        return
+    for left, right in _pairs(collated, ordering, lefts, rights):
+        if why:
+            yield _not_compared(left, right, why)
+            continue
+        for benchmark, reader in _readers(collated.reader, ordering):
+            yield replace(compare(reader, ordering, left, right), benchmark=benchmark)
+
+
+def _why_not(collated: Collated, ordering: Ordering) -> str:
+    """Why nothing can be compared; empty where it can."""
+    if ordering.each_benchmark and not collated.reader.benchmarks:
+        return f"scale {collated.scale} has no benchmarks"
+    mixed = [each for name in (ordering.measure, ordering.than) if name for each in collated.mixed.get(name, ())]
+    return f"{mixed[0]}, and {len(mixed) - 1} more" if len(mixed) > 1 else "".join(mixed)
+
+
+def _not_compared(left: Side, right: Side | None, why: str) -> Comparison:
+    return Comparison(left_side=left, right_side=right, verdict="not compared", why=why)
+
+
+def _readers(reader: Reader, ordering: Ordering) -> Iterator[tuple[str | None, Reader]]:
+    """What reads final scores: all benchmarks together, or each."""
+    if not ordering.each_benchmark:
+        yield None, reader
+        return
+    for benchmark in reader.benchmarks:
+        yield benchmark, replace(reader, benchmarks=(benchmark,))
+
+
+def _pairs(
+    collated: Collated, ordering: Ordering, lefts: Sequence[Group], rights: Sequence[Group]
+) -> Iterator[tuple[Side, Side]]:
+    """The sides, each group with each; those that are above another group, with the same labels taken off."""
+    than = ordering.than or ordering.measure
+    if ordering.less is None:
+        for left, right in itertools.product(lefts, rights):
+            if left is not right:
+                yield Side(group=left, measure=ordering.measure), Side(group=right, measure=than)
+        return
+    choices = [each if isinstance(each, list) else [each] for each in ordering.less.values()]
+    for values in itertools.product(*choices):
+        less = dict(zip(ordering.less, values, strict=True))
+        for left, right in itertools.product(lefts, rights):
+            left_side = Side(group=left, measure=ordering.measure, less=_with_labels(collated, left, less))
+            yield left_side, Side(group=right, measure=than, less=_with_labels(collated, right, less))
+
+
+def _with_labels(collated: Collated, group: Group, labels: Labels) -> Group:
+    """The group that has these labels in place of its own; of several that have no others, the one with the most."""
+    wanted = {**group.labels, **labels}
+    return max((each for each in collated.groups if matches(wanted, each.labels)), key=lambda each: len(each.labels))
 
 
 def _sides(collated: Collated, ordering: Ordering) -> Iterator[tuple[Labels, list[Group], list[Group] | None]]:

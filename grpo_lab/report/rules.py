@@ -48,14 +48,28 @@ class Stretch:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """A measure of a group, or how far it is above that of another, `less`."""
+
+    group: Group
+    measure: str
+    less: Group | None = None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (self.group,) if self.less is None else (self.group, self.less)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two groups, or the trend of one. `left`, `right`: their values, over the seeds that both have; `difference`: left
+    """Two sides, or the trend of one. `left`, `right`: their values, over the seeds that both have; `difference`: left
     - right, or what a trend changes from the first to the last update. `margin`: of equivalence, where one counts.
-    `stretches`: where there are several, each by itself. `quarters`: means of a trend's quarters, where they count."""
+    `stretches`: where there are several, each by itself. `quarters`: means of a trend's quarters, where they count.
+    `benchmark`: the one that it is of, where each counts by itself."""
 
-    left_group: Group
-    right_group: Group | None
+    left_side: Side
+    right_side: Side | None
     verdict: Verdict
     left: float | None = None
     right: float | None = None
@@ -66,7 +80,14 @@ class Comparison:
     checkpoints: int | None = None
     stretches: tuple[Stretch, ...] = ()
     quarters: tuple[float, ...] = ()
+    benchmark: str | None = None
     why: str = ""
+
+    @property
+    def groups(self) -> list[Group]:
+        """All that it reads, each once."""
+        sides = [each for each in (self.left_side, self.right_side) if each is not None]
+        return list(dict.fromkeys(group for side in sides for group in side.groups))
 
     @property
     def rests_on_one_seed(self) -> bool:

@@ -17,7 +17,7 @@ from grpo_lab.report.collate import Group
 from grpo_lab.report.comparing import by_problem
 from grpo_lab.report.inference import Interval, change, interval_over_problems, interval_over_seeds
 from grpo_lab.report.readings import Reader
-from grpo_lab.report.rules import Comparison, Verdict, agreed, margin_of, verdict_of
+from grpo_lab.report.rules import Comparison, Side, Verdict, agreed, margin_of, verdict_of
 from grpo_lab.report.stored import StoredRun
 from grpo_lab.tables.definition import Ordering
 from grpo_lab.tables.when import QUARTERS
@@ -47,7 +47,8 @@ class _Course:
 def trend(reader: Reader, ordering: Ordering, group: Group) -> Comparison:
     """Judge whether a group rises, falls or stays flat, by its finished seeds."""
     seeds = tuple(sorted(group.finished))
-    nothing = partial(Comparison, left_group=group, right_group=None, verdict="not run")
+    side = Side(group=group, measure=ordering.measure)
+    nothing = partial(Comparison, left_side=side, right_side=None, verdict="not run")
     if not seeds:
         return nothing(why="no run is finished")
     found = [_course(reader, ordering, group.finished[seed]) for seed in seeds]
@@ -63,8 +64,8 @@ def trend(reader: Reader, ordering: Ordering, group: Group) -> Comparison:
     counting = ordering.relation == "flat" or ordering.when.phrase == "throughout"
     verdict = agreed([verdict_of(ordering.relation, each, margin) for each in intervals])
     return Comparison(
-        left_group=group,
-        right_group=None,
+        left_side=side,
+        right_side=None,
         verdict=_borne_out(ordering, verdict, quarters, mean, margin) if counting else verdict,
         left=mean,
         difference=float(np.mean(changes)),

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from grpo_lab.evaluation.estimators import LEVEL
-from grpo_lab.report.collate import Collated, Group, Slot
+from grpo_lab.report.collate import Collated, Slot
 from grpo_lab.report.inference import Interval
 from grpo_lab.report.naming import NONE, failures_text, group_name, key_name, number_text, slot_name
 from grpo_lab.report.orderings import ONE_SEED, Judged
 from grpo_lab.report.render import Grid
-from grpo_lab.report.rules import POINT, RELATIVE, VERDICTS, Comparison, Stretch
+from grpo_lab.report.rules import POINT, RELATIVE, VERDICTS, Comparison, Side, Stretch
 
 LEGEND = (
     f"Intervals are of level {LEVEL:.2f}, each for itself: none is corrected for how many there are. *holds*, "
@@ -51,22 +51,28 @@ def tally(verdicts: Sequence[str]) -> str:
 
 def _claim(collated: Collated, judged: Judged) -> str:
     ordering = judged.ordering
-    lefts = _names(collated, [each.left_group for each in judged.comparisons])
-    rights = _names(collated, [each.right_group for each in judged.comparisons if each.right_group is not None])
+    lefts = _names(collated, [each.left_side for each in judged.comparisons])
+    rights = _names(collated, [each.right_side for each in judged.comparisons if each.right_side is not None])
     measure = slot_name(Slot(ordering.measure), collated.scale)
-    said = f"{measure}: {lefts} {ordering.relation} {rights}".rstrip()
+    than = "" if ordering.than is None else f"{slot_name(Slot(ordering.than), collated.scale)}: "
+    said = f"{measure}: {lefts} {ordering.relation} {than}{rights}".rstrip()
+    said += ", on each benchmark" if ordering.each_benchmark else ""
     paper = collated.definition.paper
     own = ", ".join(f"{key_name(key, paper)} {value}" for key, value in judged.variant.items())
     return f"{said} (here with {own})" if own else said
 
 
-def _names(collated: Collated, groups: Sequence[Group]) -> str:
-    return " and ".join(dict.fromkeys(group_name(collated, group) for group in groups))
+def _names(collated: Collated, sides: Sequence[Side]) -> str:
+    return " and ".join(dict.fromkeys(_name(collated, each) for each in sides))
+
+
+def _name(collated: Collated, side: Side) -> str:
+    return " less ".join(group_name(collated, each) for each in side.groups)
 
 
 def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
     """What was found, over which seeds, and which seeds failed."""
-    failed = failures_text(collated, [each for each in (one.left_group, one.right_group) if each is not None])
+    failed = failures_text(collated, one.groups)
     if one.left is None or one.difference is None:
         return "; ".join([one.why, *failed])
     measure = judged.ordering.measure
@@ -74,10 +80,13 @@ def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
     if one.right is None:
         text = f"{number_text(measure, one.left)} on average, changes by {difference}"
     else:
-        text = f"{number_text(measure, one.left)} against {number_text(measure, one.right)}: {difference}"
+        gains = one.left_side.less is not None
+        left, right = (number_text(measure, each, signed=gains) for each in (one.left, one.right))
+        text = f"{left} against {right}: {difference}"
     if len(judged.comparisons) > 1:
-        other = "" if one.right_group is None else f" against {group_name(collated, one.right_group)}"
-        text = f"{group_name(collated, one.left_group)}{other} {text}, {one.verdict}"
+        benchmark = "" if one.benchmark is None else f"{one.benchmark}: "
+        other = "" if one.right_side is None else f" against {_name(collated, one.right_side)}"
+        text = f"{benchmark}{_name(collated, one.left_side)}{other} {text}, {one.verdict}"
     over = [f"{len(one.seeds)} {'seed' if len(one.seeds) == 1 else 'seeds'}"]
     if one.checkpoints is not None:
         over.append(_over(one.checkpoints))

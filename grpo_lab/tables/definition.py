@@ -98,7 +98,9 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class Ordering:
     """A comparison that a paper states. `relation`: of left to right (`~`: equal, `<=`: not above), or a trend of
-    `left` alone. `margin`: by how much, in the measure's unit. `when`: at the end, unless said."""
+    `left` alone. `margin`: by how much, in the measure's unit. `when`: at the end, unless said. `less`: what each side
+    is above, itself with these labels: gains are compared. `than`: the right side's measure, where it is another.
+    `each_benchmark`: of each by itself, where final scores are of several."""
 
     left: Labels
     right: Labels | None
@@ -107,6 +109,9 @@ class Ordering:
     source: str
     margin: float | None = None
     when: When = END
+    less: Labels | None = None
+    than: str | None = None
+    each_benchmark: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +268,15 @@ def _ordering(fields: Fields) -> Ordering:
         source=fields.take("source", str),
         margin=fields.maybe("margin", float, int),
         when=fields.when(),
+        less=fields.maybe("less", dict),
+        than=fields.maybe_one_of("than", tuple(MEASURES)),
+        each_benchmark=bool(fields.maybe("each_benchmark", bool)),
     )
     fields.end()
+    if found.less is not None and found.relation not in (">", "<"):
+        raise fields.fail("less", f"goes with relations > and <, not {found.relation!r}")
+    if found.than is not None and (found.less is None or found.when != END):
+        raise fields.fail("than", "goes with less, at the end of runs")
     if found.relation in TRENDS and found.when.phrase in PLACES:
         raise fields.fail("when", f"must be a stretch of updates for relation {found.relation!r}, not {found.when}")
     if (found.right is None) != (found.relation in TRENDS):
@@ -283,6 +295,9 @@ def _check(file: str, definition: Definition) -> None:
         named.append((f"orderings[{k}].left", each.left, each.measure))
         if each.right is not None:
             named.append((f"orderings[{k}].right", each.right, each.measure))
+        if each.less is not None and each.right is not None:
+            named.append((f"orderings[{k}].less, left", {**each.left, **each.less}, each.measure))
+            named.append((f"orderings[{k}].less, right", {**each.right, **each.less}, each.than or each.measure))
     for where, at, measure in named:
         if measure not in definition.measures:
             raise ConfigError(f"{file}: {where} is of {measure!r}, which measures does not name")

@@ -115,3 +115,24 @@ def test_evaluations_with_other_settings_are_not(table: Definition) -> None:
         f"{folders['grpo']}, update_000003: orderings are not compared; evaluate all alike"
     ) in page
     assert groups_of(collated, {"objective": "ggpo"})[0].entries[Slot("average")].mean == 100.0
+
+
+def test_each_benchmark_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GGPO is above GRPO over all problems and on the first benchmark, and below it on the second."""
+    monkeypatch.chdir(tmp_path)
+    text = TABLE.replace("[math500]", "[math500,aime24]")
+    text = text.replace("measure: average, source", "measure: average, each_benchmark: true, source")
+    (tmp_path / "t.yaml").write_text(text)
+    table = read_definition(tmp_path / "t.yaml")
+    for objective, math500, aime24 in (("grpo", 1, 3), ("ggpo", 3, 2)):
+        (folder,) = leave_cells(table, {"objective": objective}, {8: [1]}, scale="paper")
+        leave_scores(folder, MODEL, "math500", [math500] * 20)
+        leave_scores(folder, MODEL, "aime24", [aime24] * 12)
+    (found,) = judge(collate(table, "paper", Shelf()))
+    assert [(each.benchmark, each.left, each.right, each.verdict) for each in found.comparisons] == [
+        ("math500", 75.0, 25.0, "holds"),
+        ("aime24", 50.0, 75.0, "reversed"),
+    ]
+    assert found.verdict == "fails in part"
+    (tiny,) = judge(collate(table, "tiny", Shelf()))
+    assert (tiny.verdict, tiny.comparisons[0].why) == ("not compared", "scale tiny has no benchmarks")

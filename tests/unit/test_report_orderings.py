@@ -58,8 +58,8 @@ def group(runs: Mapping[int, StoredRun | None], of_paper: bool = True, **labels:
 def define(tmp_path: Path, ordering: str, cells: str = "{objective: [grpo, agro, ggpo], seed: 1}") -> Definition:
     path = tmp_path / "t.yaml"
     path.write_text(
-        f"paper: gg\nlabel: t\ntitle: t\nmeasures: [mean, k3]\nrows: [objective]\ncells: [{cells}]\nalso: [base]\n"
-        f"orderings:\n  - {{{ordering}, source: GG 1}}\n"
+        f"paper: gg\nlabel: t\ntitle: t\nmeasures: [mean, best, k3]\nrows: [objective]\ncells: [{cells}]\n"
+        f"also: [base]\norderings:\n  - {{{ordering}, source: GG 1}}\n"
     )
     return read_definition(path)
 
@@ -387,6 +387,59 @@ def test_cells_of_this_scale_alone_are_judged_beside_the_papers(tmp_path: Path) 
 
 
 # --- when ---
+
+
+GAINS = "left: {objective: ggpo, schedule.v: 8}, less: {schedule.v: 128}, right: {objective: agro, schedule.v: 8}"
+FOUR = "{objective: [agro, ggpo], schedule.v: [8, 128], seed: 1}"
+
+
+def test_gains_are_compared_problem_by_problem_and_seed_by_seed(tmp_path: Path) -> None:
+    """GGPO gains 20 points on each problem; AGRO on every other one 20, on the rest none."""
+    definition = define(tmp_path, f"{GAINS}, relation: '>', measure: mean", FOUR)
+    rows = {("ggpo", 8): level(8), ("ggpo", 128): level(6), ("agro", 8): level(6, 1), ("agro", 128): level(5)}
+    groups = [group({1: a_run({UPDATES: each})}, objective=o, schedule__v=v) for (o, v), each in rows.items()]
+    (found,) = judged(definition, *groups)
+    (pair,) = found.comparisons
+    assert (found.said, pair.left, pair.right) == ("holds (one seed)", 20.0, 10.0)
+    assert pair.difference == pytest.approx(10.0)
+    (interval,) = pair.intervals
+    assert (interval.low, interval.high) == pytest.approx((10 - 1.96 * 1.58, 10 + 1.96 * 1.58), abs=0.3)
+    ((said, _, _, ours, *_),) = verdict_grid(
+        replace(collated(definition, *groups), keys=("objective", "schedule.v")), [found]
+    ).rows
+    assert said == "mean (%): GGPO, N 8 less GGPO, N 128 > AGRO, N 8 less AGRO, N 128"
+    assert ours == "+20.00 against +10.00: +10.00 (1 seed)"
+    worse = define(tmp_path, f"{GAINS}, relation: '<', measure: mean", FOUR)
+    assert verdict(worse, *groups) == "reversed"
+
+
+def test_a_gain_needs_all_four_runs_of_a_seed(tmp_path: Path) -> None:
+    definition = define(tmp_path, f"{GAINS}, relation: '>', measure: mean", FOUR)
+    run, better = a_run({UPDATES: level(5)}), a_run({UPDATES: level(6)})
+    groups = [
+        group({1: better if o == "ggpo" and v == 8 else run, 2: run if v == 8 else None}, objective=o, schedule__v=v)
+        for o in ("agro", "ggpo")
+        for v in (8, 128)
+    ]
+    (found,) = judged(definition, *groups)
+    assert (found.verdict, found.comparisons[0].seeds) == ("holds", (1,))
+    without = [*groups[:-1], group({2: run}, objective="ggpo", schedule__v=128)]
+    (found,) = judged(definition, *without)
+    assert (found.verdict, found.comparisons[0].why) == ("not run", "no seed is finished on both sides")
+
+
+def test_a_lead_that_another_measure_shrinks(tmp_path: Path) -> None:
+    """Over each baseline: by 50 points of the mean, and by none of best@32."""
+    ordering = "left: {objective: ggpo}, less: {objective: [grpo, agro]}, right: {objective: ggpo}, measure: best"
+    definition = define(tmp_path, f"{ordering}, relation: '<', than: mean")
+    n = 32
+    ahead, behind = (a_run({UPDATES: level(right)}, n=n) for right in (24, 8))
+    groups = [group({1: ahead if o == "ggpo" else behind}, objective=o) for o in ("grpo", "agro", "ggpo")]
+    (found,) = judged(definition, *groups)
+    assert [(each.left, each.right) for each in found.comparisons] == [(0.0, 50.0), (0.0, 50.0)]
+    assert found.verdict == "holds"
+    ((said, *_),) = verdict_grid(collated(definition, *groups), [found]).rows
+    assert said == "best (%): GGPO less GRPO and GGPO less AGRO < mean (%): GGPO less GRPO and GGPO less AGRO"
 
 
 def test_stretches_of_each_phrase() -> None:

@@ -205,6 +205,7 @@ measures: [average]
 cells:
   - {objective: [grpo, ggpo], seed: 42}
 """
+PAIR = "left: {objective: ggpo}, right: {objective: grpo}, measure: average, source: GG 1"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,22 @@ cells:
         (
             "orderings: [{left: {objective: ggpo}, relation: '>', measure: average, source: GG 1}]",
             "t.yaml: orderings[0].right does not go with relation '>'",
+        ),
+        (
+            f"orderings: [{{{PAIR}, less: {{objective: agro}}, relation: '>'}}]",
+            "t.yaml: orderings[0].less, left names no cell: {'objective': 'agro'}",
+        ),
+        (
+            f"orderings: [{{{PAIR}, less: {{objective: grpo}}, relation: '~'}}]",
+            "t.yaml: orderings[0].less goes with relations > and <, not '~'",
+        ),
+        (
+            f"orderings: [{{{PAIR}, than: pass@32, relation: '>'}}]",
+            "t.yaml: orderings[0].than goes with less, at the end of runs",
+        ),
+        (
+            f"orderings: [{{{PAIR}, less: {{objective: grpo}}, than: pass@32, relation: '>'}}]",
+            "t.yaml: orderings[0].less, right is of 'pass@32', which measures does not name",
         ),
         ("paper: xx", "t.yaml: paper is 'xx': choose rg, gg, own"),
         ("cells: [{colour: 3}]", "t.yaml: cells[0].colour is no key of a cell"),
