@@ -46,7 +46,7 @@ gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks, and report: 
 	$(if $(filter dry=true,$(ARGS)),,$(BIN)/python -m grpo_lab.report $@ scale=$(SCALE) $(ARGS) || status=$$(( status ? status : 2 ));) \
 	exit $$status
 
-test: setup  ## lint, types, and all tests with coverage
+test: setup  ## lint, types, unit and integration tests with coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -135,7 +135,7 @@ def test_the_default_objective_learns(small: Callable[..., TrainConfig], tmp_pat
         "evaluation.k=[1]",
     )
     drawn = [row["reward/drawn"] for row in _run(config, tmp_path / "run")]
-    # A model of 14 thousand parameters: 0.22 to 0.31 in this time. A broken sign or mask does not rise at all.
+    # A model of 11 thousand parameters: 0.22 to 0.31 in this time. A broken sign or mask does not rise at all.
     assert np.mean(drawn[-20:]) > np.mean(drawn[:20]) + 0.05
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "finished"
