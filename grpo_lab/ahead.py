@@ -15,10 +15,10 @@ from grpo_lab.collect import Collection, Exhausted, GroupSource
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a collection came to, and the seconds it took beside other work."""
+    """What a collection came to, and the seconds it took beside other work; None where that was before a resume."""
 
     result: Collection | Exhausted
-    seconds: float
+    seconds: float | None
 
 
 class Ahead:
@@ -56,7 +56,7 @@ class Ahead:
     def restore(self, result: Collection | Exhausted) -> None:
         """Put back what a checkpoint held."""
         self._future = Future()
-        self._future.set_result(Gathered(result, 0.0))
+        self._future.set_result(Gathered(result, None))
 
     def close(self) -> None:
         """Wait for the thread: to be called when the engine is closed, which ends it."""

@@ -29,7 +29,7 @@ from grpo_lab.rollout.follower import FollowerEngine
 from grpo_lab.rollout.hf import DRIFT_TOLERANCE
 from grpo_lab.rollout.spread import SpreadEngine
 from grpo_lab.runstate import RunState
-from grpo_lab.schedule import Schedule
+from grpo_lab.schedule import Schedule, prompts_at_a_time
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.types import Prompt
 
@@ -137,7 +137,7 @@ def build_collector(
         verifier,
         group_size=config.group_size,
         sampling=training_sampling(config),
-        batch=_batch(config),
+        batch=prompts_at_a_time(config),
         max_batches=config.collection.max_batches,
         filter_mixed=config.objective.zero_variance == "filter",
         epochs=config.schedule.epochs,
@@ -150,12 +150,6 @@ def _build_hand_off(config: TrainConfig, run_dir: Path, tracker: Tracker | Quiet
     if not config.evaluation.checkpoints or isinstance(tracker, QuietTracker):
         return None
     return HandOff(config, run_dir, tracker)
-
-
-def _batch(config: TrainConfig) -> int:
-    """Prompts drawn at a time."""
-    schedule = Schedule.from_config(config)
-    return config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch
 
 
 def _load_data(config: TrainConfig, folder: str, tell: Teller) -> tuple[Pool | list[Prompt], list[Prompt]]:
@@ -198,9 +192,10 @@ def training_prompts(config: TrainConfig, split: Split, tokenizer: Any, tell: Te
         tell.warning(line)
     if train.dropped:
         tell.warning(f"{train.dropped} training prompts are longer than rollout.max_prompt_tokens={limit}: dropped")
-    if config.schedule.epochs is not None and len(train.prompts) < _batch(config):
+    batch = prompts_at_a_time(config)
+    if config.schedule.epochs is not None and len(train.prompts) < batch:
         raise ConfigError(
-            f"{len(train.prompts)} training prompts do not fill one batch of {_batch(config)}, and schedule.epochs "
+            f"{len(train.prompts)} training prompts do not fill one batch of {batch}, and schedule.epochs "
             "drops incomplete ones: lower collection.prompts_per_batch, or set schedule.updates instead"
         )
     return train.prompts

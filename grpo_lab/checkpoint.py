@@ -112,7 +112,7 @@ def newest(run_dir: Path) -> tuple[Path | None, list[str]]:
 
 def saved(run_dir: Path) -> dict[int, Path]:
     """Finished checkpoints, whole or damaged, by update, oldest first."""
-    return {int(folder.name.removeprefix(_PREFIX)): folder for folder in reversed(_folders(run_dir))}
+    return {_update_of(folder): folder for folder in reversed(_folders(run_dir))}
 
 
 def damage(folder: Path, part: str = "") -> str | None:
@@ -140,7 +140,14 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def _folders(run_dir: Path) -> list[Path]:
     """Finished checkpoint folders, newest first."""
-    return sorted((run_dir / FOLDER).glob(f"{_PREFIX}[0-9]*"), reverse=True)
+    found = (run_dir / FOLDER).glob(f"{_PREFIX}*")
+    # A copy that somebody has made beside them, update_000160.bak, is none.
+    named = [folder for folder in found if folder.name.removeprefix(_PREFIX).isdecimal()]
+    return sorted(named, key=_update_of, reverse=True)
+
+
+def _update_of(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
 
 
 def _sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,6 +25,19 @@ NO_SUBMITIT = "(it comes with hydra-submitit-launcher: pip install 'grpo-lab[slu
 # The user's own switch for whole tracebacks, read before `composed` sets it for Hydra's sake.
 HYDRA_TRACEBACK = "HYDRA_FULL_ERROR"
 WANTS_TRACEBACK = os.environ.get(HYDRA_TRACEBACK) == "1"
+
+# Errors of the system that a user can answer: no such place, not allowed, no folder, in the way, read-only, full.
+UNUSABLE = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 
 # The exit code of a command that was told to stop.
 INTERRUPTED = 130
@@ -105,7 +119,9 @@ def errors_on_one_line(*, raised_by_all: Collection[str] = ()) -> Iterator[None]
 
 
 def _is_foreseen(error: Exception) -> bool:
-    """Whether an error explains itself: ours, or one of composition."""
+    """Whether an error explains itself: ours, one of composition, or of a folder or disk that takes no files."""
+    if isinstance(error, OSError):
+        return error.errno in UNUSABLE and error.filename is not None
     return type(error).__module__.startswith(("grpo_lab", "__main__")) or isinstance(
         error, HydraException | OmegaConfBaseException
     )
@@ -113,6 +129,8 @@ def _is_foreseen(error: Exception) -> bool:
 
 def _as_lines(error: Exception) -> str:
     """An error's text; what Hydra spreads over lines and causes, on one."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be used: {error.strerror}; name another place (run_dir=, out=), or make room"
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return str(error)
     cause = error.__cause__

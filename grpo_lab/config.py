@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +21,8 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
+
+from grpo_lab.atomic import write_atomically
 
 
 class ConfigError(ValueError):
@@ -187,6 +188,11 @@ class ObjectiveConfig:
     zero_variance: str = MISSING
     mask_divisor: str = "all"
 
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the loss reads the reference's log-probs."""
+        return True
+
 
 @dataclass
 class GrpoConfig(ObjectiveConfig):
@@ -203,6 +209,10 @@ class GrpoConfig(ObjectiveConfig):
     tis_block: int | None = None
     tis_cap: float | None = None
 
+    @property
+    def reads_reference(self) -> bool:
+        return self.beta > 0
+
 
 @dataclass
 class AgroConfig(ObjectiveConfig):
@@ -218,6 +228,10 @@ class GgpoConfig(ObjectiveConfig):
     beta: float = MISSING
     token_clip: float | None = None
     reward_only: bool = False
+
+    @property
+    def reads_reference(self) -> bool:
+        return not self.reward_only
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------
@@ -542,9 +556,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 def save_config(config: TrainConfig, path: Path) -> None:
     """Write every key, so that `load_config` gives an equal configuration; a crash leaves the old file or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-    os.replace(temporary, path)
+    write_atomically(path, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
 
 
 def load_config(path: Path) -> TrainConfig:

@@ -89,9 +89,9 @@ def sequence_ess(ratios: list[np.ndarray]) -> EssSums:
     return EssSums.of(np.array([ratio.sum() for ratio in ratios]))
 
 
-def token_ess(ratios: list[np.ndarray]) -> float:
-    """The same with one weight a token."""
-    return EssSums.of(np.concatenate(ratios)).value()
+def token_ess(ratios: list[np.ndarray]) -> EssSums:
+    """The same with one weight exp(lambda) a token."""
+    return EssSums.of(np.concatenate(ratios))
 
 
 @_overflow_is_infinity

@@ -7,7 +7,6 @@ while the others wait for its result.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from grpo_lab.config import HardwareConfig
+from grpo_lab.launch import free_port
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,7 +136,7 @@ def join(*, rank: int = 0, size: int = 1, local_rank: int = 0) -> World:
     """
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank)}
     if size == 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE)
     return World(rank, size, local_rank, dist.new_group(backend="gloo", timeout=PATIENCE))
@@ -164,10 +164,3 @@ def device_of(hardware: HardwareConfig, world: World) -> str:
     if hardware.device != "cuda":
         return hardware.device
     return f"cuda:{hardware.first_gpu + world.local_rank}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -15,7 +15,7 @@ from grpo_lab.command import composed_for_one, errors_on_one_line
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.evaluation.settings import Request, check_request, run_settings, single_process, take_request
 from grpo_lab.launch import place_from_environment
-from grpo_lab.train import set_threads, set_up_process
+from grpo_lab.process import set_threads, set_up_process
 
 # Where results go: in a run's folder, and those of other models.
 RESULTS = "evaluation"

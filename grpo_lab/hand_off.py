@@ -55,9 +55,11 @@ def check_hand_off(config: TrainConfig, run_dir: Path, model_folder: str) -> Non
     """Whether evaluations will find what they need, before hours of training.
 
     Raises:
-        ConfigError: a program or benchmark that is not there, or a folder whose name the command cannot take.
+        ConfigError: a program, GPU or benchmark that is not there, or a folder whose name the command cannot take.
     """
     evaluation = config.evaluation
+    # Asks for the GPU by the name that it has here.
+    list(placement(config))
     if evaluation.hand_off == "slurm" and shutil.which("sbatch") is None:
         raise ConfigError(
             "evaluation.hand_off=slurm needs `sbatch`, which is not on PATH here: start training where Slurm takes "

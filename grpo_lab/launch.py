@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,21 @@ from grpo_lab.config import ConfigError, HardwareConfig
 
 # What the user typed, for processes that a run starts of itself.
 TYPED_VARIABLE = "GRPO_LAB_COMMAND"
+# Set for ranks that a process of ours has started: it holds the run's folder for them.
+HELD_VARIABLE = "GRPO_LAB_FOLDER_IS_HELD"
 # What a launcher tells its ranks. A program of its own that reads it takes itself for one of them.
 LAUNCHER_VARIABLES = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_\w+|MASTER_\w+"
     r"|TORCHELASTIC_\w+|SLURM_\w+|PMI_\w+|PMIX_\w+|OMPI_\w+|CROSS_RANK|CROSS_SIZE"
 )
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def typed_command() -> list[str]:
@@ -141,6 +152,7 @@ def start_ranks(hardware: HardwareConfig, arguments: Sequence[str]) -> None:
         monitor_interval=0.2,
     )
     os.environ[TYPED_VARIABLE] = shlex.join(typed_command())
+    os.environ[HELD_VARIABLE] = "1"
     try:
         elastic_launch(launch, sys.executable)(*arguments)
     except ChildFailedError as error:

@@ -21,14 +21,24 @@ from typing import Any, Literal
 
 from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError, TrainConfig
-from grpo_lab.runs import CONFIG_FILE, holds_a_run
+from grpo_lab.runs import holds_a_run, last_update
 from grpo_lab.schedule import Schedule
 
 LOCK_FILE, FAILURE_FILE = "run.lock", "failure.txt"
+# What a run leaves in its folder besides its settings and checkpoints.
+LOGGED = (
+    "metrics.jsonl",
+    "summary.json",
+    "provenance.json",
+    "run.log",
+    "vllm.log",
+    "failed_minibatch.pt",
+    "evaluations",
+    "rollouts",
+    "wandb",
+)
 # A look at a lock holds it for microseconds: who comes in between tries again.
 CLAIM_SECONDS = 1.0
-# Bytes of metrics.jsonl that surely hold its last line.
-TAIL_BYTES = 65536
 
 # What leaves a run's results as they are, but for rounding: where it runs, how it is cut into pieces, what is kept and
 # shown of it, and what other commands read. Precision, sampler and lengths are not among them.
@@ -139,7 +149,7 @@ def standing(run_dir: Path) -> Standing:
     """Where the run in a folder stands; a folder that is not there, or was only prepared, is missing."""
     if not run_dir.is_dir():
         return Standing("missing")
-    update = _last_update(run_dir)
+    update = last_update(run_dir)
     if is_claimed(run_dir):
         return Standing("running", update)
     if _status(run_dir) == "finished":
@@ -157,22 +167,6 @@ def _status(run_dir: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return status if isinstance(status, str) else None
-
-
-def _last_update(run_dir: Path) -> int:
-    try:
-        with (run_dir / "metrics.jsonl").open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            lines = stream.read().splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["update"])
-        except (ValueError, KeyError, TypeError):
-            # The last line may be half written, and the first one cut.
-            continue
-    return 0
 
 
 @contextmanager
@@ -237,11 +231,10 @@ def has_recorded_failure(run_dir: Path) -> bool:
 
 
 def clear(run_dir: Path) -> None:
-    """Remove what a run has left, all but its settings."""
-    for path in run_dir.iterdir():
-        if path.name in (CONFIG_FILE, LOCK_FILE):
-            continue
+    """Remove what a run that saves no checkpoints has left there, all but its settings; files of others stay."""
+    for name in (*LOGGED, FAILURE_FILE):
+        path = run_dir / name
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)

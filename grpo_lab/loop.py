@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from grpo_lab.sync import hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
-from grpo_lab.weights import clone
+from grpo_lab.weights import copied
 
 # Responses sampled for a proof alone, where a sync's own collection is yet to come.
 PROOF_RESPONSES = 8
@@ -130,24 +129,19 @@ class Loop:
     def _sync(self, ahead: Collection | Exhausted | None) -> dict[str, float]:
         """Hand the weights over. Where the coming updates' collection is there already, the proof has none to wait for,
         and samples a little of its own."""
-        update = self.state.update
-        digest = hand_over(self.engine, self.learner.weights(), version=update)
+        update, weights = self.state.update, self.learner.weights()
+        self.state.behaviour_weights = None
+        if self.leading is not None and self.schedule.displaces_engine(update):
+            self.state.behaviour_weights = {}
+            weights = copied(weights, self.state.behaviour_weights)
+        digest = hand_over(self.engine, weights, version=update)
         self.tracker.note(f"sync: version {update}, weights {digest or 'not read back'}")
-        if self.schedule.minibatches_per_collection < self.schedule.v:
-            self._keep_behaviour()
         if not isinstance(ahead, Collection):
             return {}
         prompts = [group.prompt for group in ahead.groups[:PROOF_RESPONSES]]
         sampling, seed = training_sampling(self.config), self.config.seed
         probes = self.lead_sampling(lambda: probe(self.engine, prompts, sampling=sampling, seed=seed, update=update))
         return {"sync/drift": prove_by_scoring(self.learner, self.engine, probes)}
-
-    def _keep_behaviour(self) -> None:
-        weights = self.learner.weights()
-        if self.leading is not None:
-            self.state.behaviour_weights = clone(weights)
-        else:
-            deque(weights, maxlen=0)
 
     def _collect(self, ahead: Collection | Exhausted | None) -> tuple[Collection | Exhausted, dict[str, float]]:
         """The collection that is there already, else one by the engine's present weights, with what the proof of their
@@ -243,8 +237,8 @@ class Loop:
         ratios = diagnostics.log_ratios(minibatch, result.logprobs)
         parts: dict[str, Metric] = result.metrics | diagnostics.mismatch(ratios) | retained_metrics(minibatch.groups)
         row = metrics.scalars(parts)
-        row["mismatch/ess_token"] = diagnostics.token_ess(ratios)
-        row["sample_age"] = row["sample_age_max"] = float(update - minibatch.groups[0].rollouts[0].policy_version)
+        # One collection, hence one version, for all of a minibatch.
+        row["sample_age"] = float(update - minibatch.groups[0].rollouts[0].policy_version)
         row["sync/version"] = float(schedule.last_sync(update))
         row["pass"] = float(schedule.pass_index(update))
         row |= {name: state.totals[name] for name in ("total/responses", "total/tokens")}
@@ -253,10 +247,13 @@ class Loop:
             first = diagnostics.log_ratios(minibatch, state.first_scores)
             row |= diagnostics.bound_values(diagnostics.bound_parts(minibatch, first, ratios))
             state.block_ess = state.block_ess.merge(diagnostics.sequence_ess(ratios))
+            state.block_token_ess = state.block_token_ess.merge(diagnostics.token_ess(ratios))
             state.block_minibatches += 1
             if state.block_minibatches == self.config.tracking.block:
                 row["mismatch/ess_sequence"] = state.block_ess.value()
-                state.block_ess, state.block_minibatches = diagnostics.EssSums(), 0
+                row["mismatch/ess_token"] = state.block_token_ess.value()
+                state.block_ess, state.block_token_ess = diagnostics.EssSums(), diagnostics.EssSums()
+                state.block_minibatches = 0
         return row
 
     def _log(self, leading: Leading, row: dict[str, float], minibatch: Minibatch, result: StepResult) -> None:
@@ -276,7 +273,7 @@ class Loop:
         with self.tracker.phase("evaluate"):
             hand_over(self.engine, self.learner.weights(), version=update)
             row: dict[str, float] = self.lead_sampling(lambda: self._score_held_out(self._leading))
-            if self.schedule.samples_again_before_sync(update):
+            if self._samples_again:
                 self.restore_behaviour()
         self.tracker.log_evaluation(update, row)
 
@@ -301,6 +298,12 @@ class Loop:
         (self.run_dir / EVALUATIONS).mkdir(exist_ok=True)
         write_atomically(self.run_dir / EVALUATIONS / f"update_{update:06d}.json", counts.encode())
         return row
+
+    @property
+    def _samples_again(self) -> bool:
+        """Whether the engine's weights have to sample once more before they are replaced."""
+        state = self.state
+        return not state.finished and self.schedule.samples_again_before_sync(state.update)
 
     def restore_behaviour(self) -> None:
         """Put the kept behaviour weights back into the engine."""
@@ -332,7 +335,9 @@ class Loop:
 
     def _state_to_save(self) -> dict[str, Any]:
         return {
-            "run": self.state.to_state(collection_open=not self.schedule.collect(self.state.update)),
+            "run": self.state.to_state(
+                collection_open=not self.schedule.collect(self.state.update), samples_again=self._samples_again
+            ),
             "ahead": gathered_to_state(self._leading.ahead.result()),
             "collector": self._leading.source.state(),
             "tracker": self.tracker.state(),
@@ -347,7 +352,7 @@ class Loop:
                 self.leading.ahead.restore(gathered_from_state(saved["ahead"]))
         else:
             self.state.behaviour_weights = None
-        if self.schedule.samples_again_before_sync(self.state.update):
+        if self._samples_again:
             self.restore_behaviour()
 
     def close(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+# Of a histogram, in a log line.
+QUANTILES = (0.01, 0.5, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +90,12 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     return merged
 
 
-def scalars(metrics: Mapping[str, Metric], *, quantiles: Sequence[float] = (0.01, 0.5, 0.99)) -> dict[str, float]:
+def scalars(metrics: Mapping[str, Metric]) -> dict[str, float]:
     """Metrics as plain numbers for a log line. Histograms give their quantiles; what is empty is left out."""
     row: dict[str, float] = {}
     for name, metric in metrics.items():
         if isinstance(metric, Histogram):
-            for q in quantiles:
+            for q in QUANTILES:
                 if (quantile := metric.quantile(q)) is not None:
                     row[f"{name}/q{q * 100:02.0f}"] = quantile
         elif (value := metric.value()) is not None:

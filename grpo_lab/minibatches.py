@@ -36,10 +36,6 @@ class Minibatch:
     def group_size(self) -> int:
         return len(self.groups[0].rollouts)
 
-    @property
-    def num_responses(self) -> int:
-        return len(self.groups) * self.group_size
-
 
 def make_minibatch(index: int, groups: Sequence[Group], *, mask_zero_variance: bool, mask_divisor: str) -> Minibatch:
     """A minibatch with its divisors.

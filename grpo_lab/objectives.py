@@ -29,6 +29,8 @@ GG_STD_EPS = 1e-6
 # RG states no value for the epsilon of its Eq. 1; ours.
 RG_VAR_EPS = 1e-4
 VERL_MAX_LOG_RATIO = 20.0
+# Of a logged distribution over groups.
+BINS = 64
 VERL_MAX_K3 = 10.0
 
 GroupFunction = Callable[[Tensor, Tensor], Tensor]
@@ -292,11 +294,11 @@ def ggpo_group_metrics(rewards: Tensor, log_ratio: Tensor, *, beta: float) -> di
     }
 
 
-def _histogram(values: list[float], low: float, high: float, bins: int = 64) -> Histogram:
-    edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
+def _histogram(values: list[float], low: float, high: float) -> Histogram:
+    edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64)
     # The upper end belongs to the last inner bin: an ESS of exactly m is no overflow.
     index = torch.bucketize(torch.tensor(values, dtype=torch.float64).clamp(max=high - 1e-12), edges, right=True)
-    return Histogram(tuple(edges.tolist()), tuple(torch.bincount(index, minlength=bins + 2).tolist()))
+    return Histogram(tuple(edges.tolist()), tuple(torch.bincount(index, minlength=BINS + 2).tolist()))
 
 
 def _weighted_score_loss(
@@ -352,7 +354,7 @@ def build_objective(config: ObjectiveConfig, *, max_response_tokens: int) -> Obj
             loss=partial(agro_loss, beta=config.beta),
             response_weights=partial(agro_advantages, beta=config.beta),
             log_ratio=sequence_log_ratio,
-            needs_reference=True,
+            needs_reference=config.reads_reference,
         )
     assert isinstance(config, GgpoConfig), config
     return _build_ggpo(config)
@@ -380,7 +382,7 @@ def _build_grpo(config: GrpoConfig, max_response_tokens: int) -> Objective:
             tis_cap=config.tis_cap,
         ),
         response_weights=partial(_advantages_of_rewards, rule=config.advantage),
-        needs_reference=config.beta > 0,
+        needs_reference=config.reads_reference,
         old_policy=old_policy,
         block=config.tis_block,
     )
@@ -395,7 +397,7 @@ def _build_ggpo(config: GgpoConfig) -> Objective:
             loss=partial(ggpo_reward_only_loss, beta=beta),
             response_weights=coefficients,
             group_metrics=metrics,
-            needs_reference=False,
+            needs_reference=config.reads_reference,
         )
     clip = config.token_clip
     return Objective(
@@ -404,5 +406,5 @@ def _build_ggpo(config: GgpoConfig) -> Objective:
         response_weights=coefficients,
         log_ratio=sequence_log_ratio if clip is None else partial(clipped_sequence_log_ratio, token_clip=clip),
         group_metrics=metrics,
-        needs_reference=True,
+        needs_reference=config.reads_reference,
     )

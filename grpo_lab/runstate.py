@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.checkpoint import groups_from_state, groups_to_state, scores_from_state, scores_to_state
@@ -28,7 +28,8 @@ class RunState:
     first_scores        the learner's scores at the current minibatch's first pass (pi_k)
     reference_scores    the reference's scores of the current minibatch, for its further passes
     old_scores          scores at the start of the open TIS block, by minibatch index
-    block_ess           weights of the open logged block, and how many minibatches it holds
+    block_ess           weights of the open logged block, of responses and (block_token_ess) of tokens, and how many
+                        minibatches it holds
     finished            whether a budget in epochs is used up
     """
 
@@ -41,22 +42,24 @@ class RunState:
     reference_scores: Scores | None = None
     old_scores: dict[int, Scores] = field(default_factory=dict)
     block_ess: EssSums = field(default_factory=EssSums)
+    block_token_ess: EssSums = field(default_factory=EssSums)
     block_minibatches: int = 0
     finished: bool = False
 
-    def to_state(self, *, collection_open: bool) -> dict[str, Any]:
+    def to_state(self, *, collection_open: bool, samples_again: bool) -> dict[str, Any]:
         """As plain containers and tensors. An open collection is kept whole, so that positions in it stay what they
-        are; one that is used up is left out."""
+        are; one that is used up is left out, and so are behaviour weights that have sampled all they had to."""
         return {
             "update": self.update,
             "groups": groups_to_state(self.groups) if collection_open else [],
             "totals": self.totals,
             "epoch_completed": self.epoch_completed,
-            "behaviour_weights": self.behaviour_weights,
+            "behaviour_weights": self.behaviour_weights if samples_again else None,
             "first_scores": _one_to_state(self.first_scores),
             "reference_scores": _one_to_state(self.reference_scores),
             "old_scores": scores_to_state(self.old_scores),
-            "block_ess": [self.block_ess.log_sum, self.block_ess.log_sum_squares, self.block_ess.count],
+            "block_ess": astuple(self.block_ess),
+            "block_token_ess": astuple(self.block_token_ess),
             "block_minibatches": self.block_minibatches,
             "finished": self.finished,
         }
@@ -73,6 +76,7 @@ class RunState:
             reference_scores=_one_from_state(state["reference_scores"]),
             old_scores=scores_from_state(state["old_scores"]),
             block_ess=EssSums(*state["block_ess"]),
+            block_token_ess=EssSums(*state["block_token_ess"]),
             block_minibatches=state["block_minibatches"],
             finished=state["finished"],
         )

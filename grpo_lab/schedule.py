@@ -129,6 +129,14 @@ class Schedule:
         next_sync = -(-u // (self.v * self.i)) * (self.v * self.i)
         return next_collection < next_sync
 
+    def displaces_engine(self, u: int) -> bool:
+        """Whether an evaluation, or a save (which may be resumed from), falls between the sync before update u and the
+        last sampling of its period: the engine's weights are then needed once more."""
+        return any(
+            (self.evaluate(each) or self.save(each)) and self.samples_again_before_sync(each)
+            for each in range(u + 1, u + self.v * self.i)
+        )
+
     def refresh(self, u_after: int, *, epoch_completed: bool = False) -> bool:
         """Whether the reference becomes the learner once `u_after` updates are done.
 
@@ -167,6 +175,18 @@ def whole_blocks(size: int, i: int) -> int:
     """The fewest minibatches of `i` updates that end where a block of `size` updates ends: what is read of a pool at a
     time, so that no block is cut."""
     return math.lcm(size, i) // i
+
+
+def prompts_at_a_time(config: TrainConfig) -> int:
+    """Prompts that a collection draws at a time."""
+    schedule = Schedule.from_config(config)
+    return config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch
+
+
+def speedup_bound(step: float, sync: float, v: int) -> float:
+    """step / (step - sync (1 - 1/v)): how many times as fast fewer syncs can make a run, at most. At v = 1 an update
+    takes `step` seconds, `sync` of them for the sync; a sync every v updates saves sync (1 - 1/v) of them."""
+    return step / (step - sync * (1 - 1 / v))
 
 
 def shares_weights(config: TrainConfig) -> bool:

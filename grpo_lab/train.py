@@ -10,16 +10,16 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.command import HYDRA_TRACEBACK, INTERRUPTED, WANTS_TRACEBACK, composed, errors_on_one_line
 from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
 from grpo_lab.heap import keep_freed_memory
 from grpo_lab.launch import (
+    HELD_VARIABLE,
     TYPED_VARIABLE,
     Place,
     check_place,
@@ -29,6 +29,7 @@ from grpo_lab.launch import (
     typed_command,
 )
 from grpo_lab.ledger import (
+    BusyError,
     claimed,
     clear,
     failures_recorded,
@@ -39,7 +40,8 @@ from grpo_lab.ledger import (
     standing,
 )
 from grpo_lab.offline.header import check_settings
-from grpo_lab.runs import CONFIG_FILE, choose_run, holds_a_run, resumed_job
+from grpo_lab.process import set_threads, set_up_process
+from grpo_lab.runs import CONFIG_FILE, choose_folder, holds_a_run, resumed_job, settle
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
 
@@ -63,28 +65,41 @@ def _start(config: TrainConfig, overrides: Sequence[str]) -> None:
     if (place := place_from_environment()) is not None:
         _train_as_rank(place, config, overrides)
         return
-    config, run_dir, resuming = choose_run(config, overrides)
-    with claimed(run_dir), failures_recorded(run_dir):
+    resuming = config.resume is not None
+    with _opened(config, overrides) as (config, run_dir), failures_recorded(run_dir):
         if config.hardware.ranks > 1:
             start_ranks(config.hardware, ["-m", "grpo_lab.train", f"resume={shlex.quote(str(run_dir))}"])
         else:
             train(config, run_dir, resuming=resuming)
 
 
+@contextmanager
+def _opened(config: TrainConfig, overrides: Sequence[str]) -> Iterator[tuple[TrainConfig, Path]]:
+    """A run's settings and its folder, which no other process has while the block runs. Settings are written only once
+    the folder is held: those of a run that is under way stay as they are."""
+    run_dir = choose_folder(config, overrides)
+    # The process that started the ranks of a run holds its folder.
+    with nullcontext() if HELD_VARIABLE in os.environ else claimed(run_dir):
+        yield settle(config, overrides, run_dir), run_dir
+
+
 def _train_as_rank(place: Place, config: TrainConfig, overrides: Sequence[str]) -> None:
     """Train as one of the ranks that a launcher has started: the leading one chooses the run, for all."""
     from grpo_lab import distributed
 
-    def choose() -> tuple[TrainConfig, Path, bool]:
-        chosen = choose_run(config, overrides)
-        check_place(place, chosen[0].hardware)
-        return chosen
-
     world = distributed.join(rank=place.rank, size=place.size, local_rank=place.local_rank)
-    chosen, run_dir, resuming = world.lead(choose)
-    # The process that started the ranks holds the folder; the leading one knows what went wrong.
-    with failures_recorded(run_dir) if world.is_leader else nullcontext():
-        train(chosen, run_dir, resuming=resuming, world=world)
+    with ExitStack() as stack:
+
+        def choose() -> tuple[TrainConfig, Path]:
+            chosen, run_dir = stack.enter_context(_opened(config, overrides))
+            check_place(place, chosen.hardware)
+            return chosen, run_dir
+
+        chosen, run_dir = world.lead(choose)
+        if world.is_leader:
+            # It knows what went wrong.
+            stack.enter_context(failures_recorded(run_dir))
+        train(chosen, run_dir, resuming=config.resume is not None, world=world)
 
 
 class JobError(RuntimeError):
@@ -99,18 +114,26 @@ def _run_in_child(config: TrainConfig, run_dir: Path, overrides: Sequence[str]) 
     """
     if place_from_environment() is not None:
         raise ConfigError("a sweep starts the ranks of its jobs itself: run -m without torchrun or srun")
-    if config.resume is not None:
+    prepared = config.resume is not None
+    if prepared:
         config, run_dir = resumed_job(config, overrides)
     else:
-        run_dir = _prepare_job(config, run_dir)
+        run_dir = _job_folder(config, run_dir)
     found = standing(run_dir)
     if found.state in ("finished", "running"):
         print(f"{run_dir}: {found}, left as it is")
         return
-    if config.checkpoint.every is None and holds_a_run(run_dir):
-        print(f"{run_dir}: {found}, and no checkpoint to go on from (checkpoint.every=null): it starts over")
-        clear(run_dir)
-    forget_failure(run_dir)
+    try:
+        with claimed(run_dir):
+            if config.checkpoint.every is None and holds_a_run(run_dir):
+                print(f"{run_dir}: {found}, and no checkpoint to go on from (checkpoint.every=null): it starts over")
+                clear(run_dir)
+            elif not prepared and not holds_a_run(run_dir):
+                _leave_settings(config, run_dir)
+            forget_failure(run_dir)
+    except BusyError:
+        print(f"{run_dir}: {standing(run_dir)}, left as it is")
+        return
     code = _child(run_dir)
     if code != 0:
         if (now := standing(run_dir)).state == "running":
@@ -129,23 +152,25 @@ def failure_of(code: int) -> str | None:
     return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
-def _prepare_job(config: TrainConfig, run_dir: Path) -> Path:
-    """The folder of a job with its configuration in it; one that holds the same run keeps its own.
+def _job_folder(config: TrainConfig, run_dir: Path) -> Path:
+    """The folder of a job, made where it is not there.
 
     Raises:
         ConfigError: a setting that cannot work, or a folder that holds another run.
     """
     validate(config)
     run_dir = Path(config.run_dir) if config.run_dir is not None else run_dir
-    if holds_a_run(run_dir):
-        if result_hash(load_config(run_dir / CONFIG_FILE)) != result_hash(config):
-            raise ConfigError(f"{run_dir} holds another run already: choose another hydra.sweep.dir or run_dir")
-        return run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
+    if holds_a_run(run_dir) and result_hash(load_config(run_dir / CONFIG_FILE)) != result_hash(config):
+        raise ConfigError(f"{run_dir} holds another run already: choose another hydra.sweep.dir or run_dir")
+    return run_dir
+
+
+def _leave_settings(config: TrainConfig, run_dir: Path) -> None:
+    """For the process that runs the job."""
     if config.tracking.group is None:
         config.tracking.group = run_dir.parent.name
     save_config(config, run_dir / CONFIG_FILE)
-    return run_dir
 
 
 def _child(run_dir: Path) -> int:
@@ -240,47 +265,6 @@ def _next_command(config: TrainConfig, run_dir: Path, status: str) -> str:
     if config.objective.name != "ggpo":
         return "python -m grpo_lab.train objective=ggpo"
     return "python -m grpo_lab.train -m objective=grpo,agro,ggpo schedule.v=8,32,128"
-
-
-def set_threads(config: TrainConfig) -> None:
-    """What libraries read when they are loaded."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        # Turns of spinning, about a tenth of a millisecond, before a waiting thread sleeps: longer than between two
-        # operations of a pass, since waking costs more than most of them; not for good, on a machine that others use.
-        os.environ.setdefault("GOMP_SPINCOUNT", "100000")
-    # torchrun sets 1 of its own accord.
-    if place_from_environment() is not None:
-        os.environ["OMP_NUM_THREADS"] = str(config.hardware.threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(config.hardware.threads))
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if config.hardware.device == "cpu":
-        # Where DeepSpeed is installed it looks for an accelerator whenever a library imports it, and prints about it.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
-def set_up_process(config: TrainConfig, world: World) -> None:
-    """Threads and device as configured, and SIGTERM (a scheduler's notice) as an interruption that ends tidily.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    import torch
-    import transformers
-
-    from grpo_lab.distributed import device_of
-
-    torch.set_num_threads(config.hardware.threads)
-    if config.hardware.device != "cpu":
-        if not torch.cuda.is_available():
-            raise ConfigError(f"hardware.device={config.hardware.device}: torch sees no GPU here; choose hardware=cpu")
-        torch.cuda.set_device(device_of(config.hardware, world))
-    # Bars for reading and writing weights would tear the live view.
-    transformers.utils.logging.disable_progress_bar()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
 
 
 if __name__ == "__main__":

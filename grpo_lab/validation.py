@@ -105,6 +105,8 @@ def _value_problems(config: TrainConfig) -> Iterator[str]:
         yield f"learner.lr={learner.lr} must be a number from 0"
     if len(learner.betas) != 2 or not all(0 <= beta < 1 for beta in learner.betas):
         yield f"learner.betas={learner.betas} must be two numbers in [0, 1)"
+    if not 0 <= learner.weight_decay < math.inf:
+        yield f"learner.weight_decay={learner.weight_decay} must be a number of at least 0"
     if not learner.grad_clip > 0:
         yield f"learner.grad_clip={learner.grad_clip} must be above 0 (.inf for none)"
     if learner.warmup_updates < 0:
@@ -192,9 +194,9 @@ def _grpo_problems(objective: GrpoConfig) -> Iterator[str]:
             f"objective.eps_low={objective.eps_low} objective.eps_high={objective.eps_high}: eps_low lies in [0, 1], "
             "eps_high is at least 0"
         )
-    if objective.dual_clip is not None and not objective.dual_clip > 1 + objective.eps_high:
+    if objective.dual_clip is not None and not 1 + objective.eps_high < objective.dual_clip < math.inf:
         yield (
-            f"objective.dual_clip={objective.dual_clip} must be above 1 + objective.eps_high = "
+            f"objective.dual_clip={objective.dual_clip} must be a number above 1 + objective.eps_high = "
             f"{1 + objective.eps_high:g} (null for none)"
         )
     if objective.clip_center == "pi_k" and objective.dual_clip is not None:
@@ -261,12 +263,9 @@ def _schedule_problems(config: TrainConfig) -> Iterator[str]:
 
 def _warnings(config: TrainConfig) -> Iterator[str]:
     schedule, objective = Schedule.from_config(config), config.objective
-    uses_reference = not (isinstance(objective, GgpoConfig) and objective.reward_only) and not (
-        isinstance(objective, GrpoConfig) and objective.beta == 0
-    )
-    if schedule.t_ref is not None and not uses_reference:
+    if schedule.t_ref is not None and not objective.reads_reference:
         yield f"schedule.t_ref={config.schedule.t_ref} has no effect: {objective.name} as set here uses no reference"
-    if objective.family in REFERENCE_FAMILIES and uses_reference and isinstance(schedule.t_ref, int):
+    if objective.family in REFERENCE_FAMILIES and objective.reads_reference and isinstance(schedule.t_ref, int):
         period = schedule.v * schedule.i
         if schedule.t_ref < period:
             yield (

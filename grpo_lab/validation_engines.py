@@ -98,3 +98,10 @@ def engine_warnings(config: TrainConfig) -> Iterator[str]:
             f"rollout.vllm.dtype={rollout.vllm.dtype} and learner.precision={precision} differ: the sampler and the "
             "learner then disagree by rounding right after a sync"
         )
+    unread = rollout.vllm.mode == "in_process" or (rollout.vllm.mode == "server" and config.hardware.device != "cpu")
+    if rollout.engine == "vllm" and rollout.vllm.dtype == "bf16" and unread:
+        yield (
+            f"rollout.vllm.mode={rollout.vllm.mode} does not tell which weights arrived, and in bf16 a sync is proved "
+            "by scoring alone: the staleness of a few updates may hide below rounding; rollout.vllm.mode=worker "
+            "compares digests"
+        )

@@ -53,6 +53,8 @@ def _bytes(tensor: Tensor) -> np.ndarray:
     return tensor.flatten().view(torch.uint8).numpy()
 
 
-def clone(weights: Weights) -> dict[str, Tensor]:
-    """A copy on the CPU that later updates leave alone."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights}
+def copied(weights: Weights, copies: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The stream, with a copy of each weight made as it passes: on the CPU, where later updates leave it alone."""
+    for name, tensor in weights:
+        copies[name] = tensor.detach().to("cpu", copy=True)
+        yield name, tensor

@@ -148,17 +148,6 @@ def tally_of(line: Mapping[str, Any]) -> Tally:
     )
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a responses file, without the first.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing: evaluate first")
-    return list(_parse(path.read_bytes(), path).values())
-
-
 # --- the file ---
 
 

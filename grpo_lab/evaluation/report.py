@@ -194,7 +194,8 @@ def _split(tallies: Mapping[str, Sequence[Tally]], base: Mapping[str, Result], k
         here = {one.id: one for one in each}
         rates = {one["id"]: one["correct"] / one["n"] for one in base[benchmark]["problems"]}
         for side, names in difficulty(rates).items():
-            sides.setdefault(side, []).extend(here[name] for name in names)
+            # A model with another tokenizer may lack a prompt that became too long.
+            sides.setdefault(side, []).extend(here[name] for name in names if name in here)
     return {
         side: {"problems": len(each), "scores": {key: summed(each, ks)[key] for key in _names(each, ks)}}
         for side, each in sides.items()

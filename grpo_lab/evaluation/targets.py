@@ -64,7 +64,7 @@ def run_targets(
         ConfigError: there is no such model, or it is damaged.
     """
     if wanted:
-        return [_run_target(run_dir, word, base) for word in wanted]
+        return _distinct([_run_target(run_dir, word, base) for word in wanted])
     saved = checkpoint.saved(run_dir)
     if not saved:
         raise ConfigError(f"run={run_dir} has no checkpoint: train with checkpoint.every=, or name checkpoint=base")
@@ -85,10 +85,25 @@ def other_targets(wanted: Sequence[str], base: Callable[[], str]) -> list[Target
     Raises:
         ConfigError: there is no such model.
     """
-    return [
-        Target(name=BASE, update=0, folder=local_folder(base()), source=base()) if word == BASE else _other(word)
-        for word in wanted
-    ]
+    return _distinct(
+        [
+            Target(name=BASE, update=0, folder=local_folder(base()), source=base()) if word == BASE else _other(word)
+            for word in wanted
+        ]
+    )
+
+
+def _distinct(targets: Sequence[Target]) -> list[Target]:
+    """Each once; results are kept by name."""
+    found: dict[str, Target] = {}
+    for target in targets:
+        other = found.setdefault(target.name, target)
+        if other.folder.resolve() != target.folder.resolve():
+            raise ConfigError(
+                f"checkpoint={other.source},{target.source}: both would be called {target.name} in results: evaluate "
+                "them by two commands with another out=, or rename a folder"
+            )
+    return list(found.values())
 
 
 def _run_target(run_dir: Path, word: str, base: Callable[[], str]) -> Target:

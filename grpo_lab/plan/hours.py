@@ -16,7 +16,7 @@ from grpo_lab.plan.shape import Shape
 from grpo_lab.plan.timeline import Timeline
 from grpo_lab.plan.traffic import checkpoint_disk, sync_traffic
 from grpo_lab.plan.volume import Volume
-from grpo_lab.schedule import Schedule
+from grpo_lab.schedule import Schedule, speedup_bound
 
 LADDER = (1, 2, 5, 10, 20, 50, 100, 200)
 # The share of the largest possible gain that counts as having it.
@@ -99,21 +99,16 @@ def bound(config: TrainConfig, predicted: Hours) -> Bound:
     return Bound(
         step=step,
         sync=sync,
-        speedups={v: speedup(step, sync, v) for v in LADDER},
+        speedups={v: speedup_bound(step, sync, v) for v in LADDER},
         limit=limit,
         enough=least_v(step, sync, share=ENOUGH),
     )
-
-
-def speedup(step: float, sync: float, v: int) -> float:
-    """RG's bound: how many times as fast a run is as at v = 1."""
-    return step / (step - sync * (1 - 1 / v))
 
 
 def least_v(step: float, sync: float, *, share: float) -> int:
     """The least v whose gain over v = 1 is `share` of the gain without bound; 1 where nothing can be gained."""
     gain = share * (step / (step - sync) - 1)
     v = 1
-    while speedup(step, sync, v) - 1 < gain * (1 - 1e-12):
+    while speedup_bound(step, sync, v) - 1 < gain * (1 - 1e-12):
         v += 1
     return v

@@ -9,7 +9,7 @@ from grpo_lab.config import LearnerConfig, TrainConfig
 from grpo_lab.plan.activations import MicroBatch, activations, micro_batch
 from grpo_lab.plan.sampler import Sampler, sampler
 from grpo_lab.plan.shape import Shape, named_parameters, parameters
-from grpo_lab.plan.states import STAGES, States, needs_reference, parameter_width, states
+from grpo_lab.plan.states import STAGES, States, parameter_width, states
 from grpo_lab.plan.volume import Lengths
 from grpo_lab.schedule import Schedule
 
@@ -132,7 +132,7 @@ def _states(shape: Shape, config: TrainConfig, learner: LearnerConfig) -> States
         learner,
         stage=learner.zero_stage,
         ranks=config.hardware.ranks,
-        reference=needs_reference(config.objective),
+        reference=config.objective.reads_reference,
         on_gpu=config.hardware.device != "cpu",
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grpo_lab.config import TrainConfig
 from grpo_lab.plan.rates import Measured, measured
-from grpo_lab.plan.volume import prompts_at_a_time
+from grpo_lab.schedule import prompts_at_a_time
 
 # The first update warms up and is not counted.
 UPDATES = 3

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from grpo_lab.config import TrainConfig
 from grpo_lab.plan.shape import Shape, kv_bytes_per_token, named_parameters, parameters
-from grpo_lab.plan.volume import Lengths, evaluated_problems, prompts_at_a_time
-from grpo_lab.schedule import shares_weights
+from grpo_lab.plan.volume import Lengths, evaluated_problems
+from grpo_lab.schedule import prompts_at_a_time, shares_weights
 
 # As in rollout/cache.py: positions made room for at a time.
 ROOM = 64

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_lab.config import GgpoConfig, GrpoConfig, LearnerConfig, ObjectiveConfig
+from grpo_lab.config import LearnerConfig
 from grpo_lab.plan.shape import Shape, embedding_parameters, parameters
 
 STAGES = (0, 1, 2, 3)
@@ -43,18 +43,6 @@ class States:
     load: int = 0
     host_parameters: int = 0
     host_optimizer: int = 0
-
-    @property
-    def resident(self) -> int:
-        """What stays from update to update."""
-        return self.parameters + self.optimizer + self.reference
-
-
-def needs_reference(objective: ObjectiveConfig) -> bool:
-    """As `objectives.build_objective` decides."""
-    if isinstance(objective, GrpoConfig):
-        return objective.beta > 0
-    return not (isinstance(objective, GgpoConfig) and objective.reward_only)
 
 
 def parameter_width(learner: LearnerConfig, stage: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpo_lab.config import TrainConfig
 from grpo_lab.plan.sampler import WIDTHS
 from grpo_lab.plan.shape import Shape, named_parameters, parameters
-from grpo_lab.plan.states import needs_reference, parameter_width
+from grpo_lab.plan.states import parameter_width
 from grpo_lab.schedule import Schedule
 
 
@@ -65,7 +65,7 @@ def checkpoint_disk(shape: Shape, config: TrainConfig) -> Disk:
     else:
         # Master and moments; below stage 3 the parameters once more.
         parts["engine"] = 12 * count + (width * count if learner.zero_stage < 3 else 0)
-    if needs_reference(config.objective):
+    if config.objective.reads_reference:
         parts["reference"] = width * count
     schedule = Schedule.from_config(config)
     if schedule.minibatches_per_collection < schedule.v:

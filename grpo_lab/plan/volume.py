@@ -14,7 +14,7 @@ from grpo_lab.config import (
     TrainConfig,
     dataset_config,
 )
-from grpo_lab.schedule import Schedule
+from grpo_lab.schedule import Schedule, prompts_at_a_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,6 @@ def lengths_of(config: TrainConfig, *, prompt: float | None, response: float | N
         response=response or rollout.max_response_tokens,
         evaluated=evaluated,
     )
-
-
-def prompts_at_a_time(config: TrainConfig) -> int:
-    """Prompts that a collection draws at a time."""
-    schedule = Schedule.from_config(config)
-    return config.collection.prompts_per_batch or schedule.minibatches_per_collection * config.groups_per_minibatch
 
 
 def collection_of(config: TrainConfig, *, mixed: float) -> Collection:

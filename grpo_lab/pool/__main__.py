@@ -10,9 +10,9 @@ from pathlib import Path
 from grpo_lab.command import composed_for_one, errors_on_one_line
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.launch import place_from_environment
-from grpo_lab.ledger import claimed, sampling_settings, short_hash
+from grpo_lab.ledger import sampling_settings, short_hash
 from grpo_lab.pool.options import Request, check_request, groups_wanted, settings, take_request
-from grpo_lab.train import set_threads, set_up_process
+from grpo_lab.process import set_threads, set_up_process
 
 NO_SWEEP = "-m makes sweeps, which are of training: make one pool at a time"
 
@@ -43,8 +43,9 @@ def _make(request: Request, config: TrainConfig, overrides: Sequence[str]) -> No
         if request.file is not None:
             header = import_pool(config, Path(request.file), out, version=version, tell=_Terminal())
         else:
-            draft = Draft(out, settings=f"{short_hash(sampling_settings(config))} {wanted} {version}")
-            with claimed(draft.folder):
+            # The epochs of a budget bound what the prompts give.
+            named = f"{short_hash(sampling_settings(config))} {wanted} {version} {config.schedule.epochs}"
+            with Draft.opened(out, settings=named) as draft:
                 header = record(config, draft, wanted=wanted, version=version, tell=_Terminal())
     except KeyboardInterrupt:
         _say("interrupted: the same command " + ("begins again" if request.file else "goes on where it stopped"))

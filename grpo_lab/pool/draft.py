@@ -8,19 +8,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from grpo_lab.atomic import write_atomically
 from grpo_lab.config import ConfigError, TrainConfig
-from grpo_lab.ledger import LOCK_FILE
+from grpo_lab.ledger import LOCK_FILE, claimed
 from grpo_lab.offline.files import content_hash, file_hash, part_name, read_part, write_part
 from grpo_lab.offline.header import FORMAT, HEADER, Header, Sampler
 from grpo_lab.types import Group
 
 STATE = "state.json"
+
+
+def draft_folder(out: Path) -> Path:
+    return out.with_name(f".{out.name}.making")
 
 
 class Draft:
@@ -33,7 +38,7 @@ class Draft:
             ConfigError: something else was begun there.
         """
         self.out = out
-        self.folder = out.with_name(f".{out.name}.making")
+        self.folder = draft_folder(out)
         self.settings = settings
         self.parts = 0
         self.groups = 0
@@ -47,7 +52,19 @@ class Draft:
                     "remove that folder"
                 )
             self.parts, self.groups, self.state = kept["parts"], kept["groups"], kept["state"]
-        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, out: Path, *, settings: str) -> Iterator[Self]:
+        """A draft that no other process makes while the block runs.
+
+        Raises:
+            ConfigError: something else was begun there, or another process is at it.
+        """
+        folder = draft_folder(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        with claimed(folder):
+            yield cls(out, settings=settings)
 
     def add(self, groups: Sequence[Group], state: dict[str, Any] | None = None) -> None:
         """Keep groups behind those that are there."""
@@ -57,19 +74,28 @@ class Draft:
         write_atomically(self.folder / STATE, json.dumps(kept).encode())
 
     def finish(self, config: TrainConfig, sampler: Sampler, **identity: Any) -> Header:
-        """Read back what was written, write pool.json, and give the folder its name."""
-        header = _header(config, sampler, [self.folder / part_name(index) for index in range(self.parts)], identity)
+        """Read back what was written, write pool.json, and give the folder its name, without what else its making has
+        left there."""
+        parts = [self.folder / part_name(index) for index in range(self.parts)]
+        header = _header(config, sampler, parts, identity)
         write_atomically(self.folder / HEADER, header.to_json())
-        (self.folder / STATE).unlink()
-        (self.folder / LOCK_FILE).unlink(missing_ok=True)
+        self._remove_all_but({HEADER, *(part.name for part in parts)})
         os.replace(self.folder, self.out)
         return header
 
     def start_over(self) -> None:
         """Forget what was begun."""
-        shutil.rmtree(self.folder)
-        self.folder.mkdir()
+        self._remove_all_but({LOCK_FILE})
         self.parts, self.groups, self.state = 0, 0, None
+
+    def _remove_all_but(self, names: Collection[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.name in names:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _header(config: TrainConfig, sampler: Sampler, parts: Sequence[Path], identity: dict[str, Any]) -> Header:

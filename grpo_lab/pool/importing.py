@@ -48,26 +48,26 @@ def import_pool(config: TrainConfig, file: Path, out: Path, *, version: int, tel
     if len(kept) < len(groups):
         tell.message(f"{len(groups) - len(kept)} of {len(groups)} groups have equal rewards: dropped")
     given = rows[0].logprobs is not None
-    draft = Draft(out, settings=f"import of {file}")
-    draft.start_over()
-    for start in range(0, len(kept), PART):
-        part = kept[start : start + PART]
-        draft.add(part if given else _scored(part, parts.learner))
-    return draft.finish(
-        config,
-        Sampler(
-            model="not known" if given else parts.folder,
-            weights=None if given else weights_hash(parts.learner),
-            version=version,
-            engine="not known",
-            logprobs="given" if given else "scored",
-            tolerance=0.0,
-        ),
-        order="file",
-        tokenizer=tokenizer_hash(parts.tokenizer),
-        template=None if rows[0].question is None else template_hash(config.dataset, parts.tokenizer),
-        drawn=None,
-    )
+    with Draft.opened(out, settings=f"import of {file}") as draft:
+        draft.start_over()
+        for start in range(0, len(kept), PART):
+            part = kept[start : start + PART]
+            draft.add(part if given else _scored(part, parts.learner))
+        return draft.finish(
+            config,
+            Sampler(
+                model="not known" if given else parts.folder,
+                weights=None if given else weights_hash(parts.learner),
+                version=version,
+                engine="not known",
+                logprobs="given" if given else "scored",
+                tolerance=0.0,
+            ),
+            order="file",
+            tokenizer=tokenizer_hash(parts.tokenizer),
+            template=None if rows[0].question is None else template_hash(config.dataset, parts.tokenizer),
+            drawn=None,
+        )
 
 
 def _to_groups(config: TrainConfig, rows: Sequence[Answers], parts: Parts) -> list[Group]:
@@ -82,6 +82,7 @@ def _to_groups(config: TrainConfig, rows: Sequence[Answers], parts: Parts) -> li
                     f"the prompt has {len(prompt.token_ids)} tokens, over rollout.max_prompt_tokens="
                     f"{config.rollout.max_prompt_tokens}; raise it, or drop the row"
                 )
+            _check_vocabulary("the prompt", prompt.token_ids, len(parts.tokenizer))
             rollouts = tuple(_rollout(config, row, j, parts) for j in range(config.group_size))
         except Fault as fault:
             faults.append(f"{row.place}: {fault}")
@@ -160,10 +161,14 @@ def _check_ids(ids: list[int], j: int, config: TrainConfig, *, vocabulary: int, 
         raise Fault(
             f"responses[{j}] has {len(ids)} tokens, over rollout.max_response_tokens={limit}; raise it, or drop the row"
         )
-    if max(ids) >= vocabulary:
-        raise Fault(f"responses[{j}] has token id {max(ids)}, and this run's tokenizer has {vocabulary} tokens")
+    _check_vocabulary(f"responses[{j}]", ids, vocabulary)
     if early := [place for place, each in enumerate(ids[:-1]) if each in ends]:
         raise Fault(f"responses[{j}] goes on behind its end token at position {early[0]}; cut it there")
+
+
+def _check_vocabulary(what: str, ids: Sequence[int], vocabulary: int) -> None:
+    if max(ids, default=0) >= vocabulary:
+        raise Fault(f"{what} has token id {max(ids)}, and this run's tokenizer has {vocabulary} tokens")
 
 
 def _judged(config: TrainConfig, rows: Sequence[Answers], groups: list[Group]) -> list[Group]:

@@ -58,27 +58,29 @@ def record(config: TrainConfig, draft: Draft, *, wanted: int, version: int, tell
         with build_verifier(config) as verifier:
             collector = build_collector(config, engine, verifier, prompts)
             _sample(config, draft, collector, parts.learner, engine, wanted=wanted, version=version, tell=tell)
-        return draft.finish(
-            config,
-            Sampler(
-                model=parts.folder,
-                weights=weights_hash(parts.learner),
-                version=version,
-                engine=config.rollout.engine,
-                logprobs="recorded",
-                tolerance=engine.drift_tolerance,
-            ),
-            order="sampled",
-            tokenizer=tokenizer_hash(parts.tokenizer),
-            template=template_hash(config.dataset, parts.tokenizer),
-            drawn={
-                "groups": collector.drawn_groups,
-                "responses": collector.total_responses,
-                "tokens": collector.total_tokens,
-            },
-        )
+        tolerance = engine.drift_tolerance
     finally:
+        # Before the draft becomes the pool: an engine's log and weights in transit are no part of it.
         engine.close()
+    return draft.finish(
+        config,
+        Sampler(
+            model=parts.folder,
+            weights=weights_hash(parts.learner),
+            version=version,
+            engine=config.rollout.engine,
+            logprobs="recorded",
+            tolerance=tolerance,
+        ),
+        order="sampled",
+        tokenizer=tokenizer_hash(parts.tokenizer),
+        template=template_hash(config.dataset, parts.tokenizer),
+        drawn={
+            "groups": collector.drawn_groups,
+            "responses": collector.total_responses,
+            "tokens": collector.total_tokens,
+        },
+    )
 
 
 def _sample(

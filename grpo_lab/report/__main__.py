@@ -119,7 +119,7 @@ def _report_on(target: str, request: Request, shelf: Shelf, folder: Path) -> Wri
 
 def report_on_runs(request: Request) -> str:
     """Write the table of runs by their folders, and return its page."""
-    found = [each for folder in request.folders for each in run_folders(folder)]
+    found = list({each.resolve(): each for folder in request.folders for each in run_folders(folder)}.values())
     name = request.folders[0].resolve().name if len(request.folders) == 1 else "runs"
     page, grid = make_runs_page(f"Runs: {name}", found, Shelf())
     request.out.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,14 @@ from grpo_lab.report.render import Grid
 from grpo_lab.report.speed_report import speed_grid, speed_notes, speed_panel
 
 COEFFICIENTS, SPEED = "gg-fig6", "rg-throughput"
+# What the files of their further tables are called.
+SUFFIXES = {COEFFICIENTS: "coefficients", SPEED: "phases"}
 
 
 @dataclass(frozen=True, slots=True)
 class Addendum:
-    """A table beside a target's own, and what has to be said of it. `name`: of its file."""
+    """A table beside a target's own, and what has to be said of it."""
 
-    name: str
     title: str
     grid: Grid
     notes: Sequence[str]
@@ -39,9 +40,9 @@ def addendum_of(collated: Collated) -> Addendum | None:
 
         found = coefficient_sums(collated.scale)
         title = f"Sums of coefficients over the k right responses of {GROUP_SIZE}"
-        return Addendum("coefficients", title, coefficient_grid(found), coefficient_notes(found, collated.scale))
+        return Addendum(title, coefficient_grid(found), coefficient_notes(found, collated.scale))
     if collated.definition.target == SPEED:
-        return Addendum("phases", "Seconds an update, by phase", speed_grid(collated), speed_notes(collated))
+        return Addendum("Seconds an update, by phase", speed_grid(collated), speed_notes(collated))
     return None
 
 

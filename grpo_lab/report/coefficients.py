@@ -47,9 +47,9 @@ def normalised(sums: Sequence[float]) -> list[float]:
     return [each / sums[NORMALISED_AT] for each in sums]
 
 
-def coefficient_sums(scale: str, m: int = GROUP_SIZE) -> list[Sums]:
+def coefficient_sums(scale: str) -> list[Sums]:
     """Both sums of every objective of the figure, with the betas of GG's default setting at a scale."""
-    return [_sums_of(_objective_config(name, scale), m) for name in CLOSED_FORMS]
+    return [_sums_of(_objective_config(name, scale), GROUP_SIZE) for name in CLOSED_FORMS]
 
 
 def closed_form(objective: str, k: int, m: int) -> float:

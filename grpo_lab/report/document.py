@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo_lab.atomic import write_atomically
 from grpo_lab.report import layout
-from grpo_lab.report.addenda import Addendum, addendum_of
+from grpo_lab.report.addenda import SUFFIXES, Addendum, addendum_of
 from grpo_lab.report.collate import Collated
 from grpo_lab.report.measures import KINDS, Accuracy, Training, score_counts, splits
 from grpo_lab.report.naming import measure_meaning, measure_name
@@ -60,7 +60,9 @@ def write_report(collated: Collated, folder: Path, draw: Draw | None = None) -> 
     write_atomically(folder / f"{name}.csv", csv_text(layout.numbers(collated)).encode())
     write_atomically(folder / f"{name}.tex", make_latex(collated, addendum).encode())
     if addendum is not None:
-        write_atomically(folder / f"{name}-{addendum.name}.csv", csv_text(addendum.grid).encode())
+        write_atomically(
+            folder / f"{name}-{SUFFIXES[collated.definition.target]}.csv", csv_text(addendum.grid).encode()
+        )
     used = tuple(each.run for each in collated.placed if each.run is not None)
     claims = tuple((claim(collated, each), each.said) for each in judged)
     title, orderings = title_of(collated.definition), tally([said for _, said in claims])
@@ -76,8 +78,9 @@ def write_failure(definition: Definition, name: str, error: UnreadableRun, folde
     folder.mkdir(parents=True, exist_ok=True)
     title, said = title_of(definition), str(error)
     page = f"# {title}\n\nNo report: {said}\n"
-    for suffix in ("csv", "tex", "png", "svg"):
-        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+    further = [f"-{SUFFIXES[definition.target]}.csv"] if definition.target in SUFFIXES else []
+    for end in (".csv", ".tex", ".png", ".svg", *further):
+        (folder / f"{name}{end}").unlink(missing_ok=True)
     write_atomically(folder / f"{name}.md", page.encode())
     return Written(definition.target, name, title, "no report", "no report", page, error=said)
 
@@ -124,7 +127,7 @@ def make_latex(collated: Collated, addendum: Addendum | None = None) -> str:
     """The tables of numbers, for a document with \\usepackage{booktabs}."""
     target, title = collated.definition.target, title_of(collated.definition)
     added = (
-        [] if addendum is None else [latex(addendum.grid, f"{title}. {addendum.title}", f"{target}-{addendum.name}")]
+        [] if addendum is None else [latex(addendum.grid, f"{title}. {addendum.title}", f"{target}-{SUFFIXES[target]}")]
     )
     if not collated.groups:
         return "\n".join([f"% {title}: no runs\n", *added])

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_lab.config import ConfigError
 from grpo_lab.evaluation.estimators import over_seeds
-from grpo_lab.ledger import NO_RESULT, standing
+from grpo_lab.ledger import NO_RESULT, result_hash, standing
 from grpo_lab.report.layout import commits_text
 from grpo_lab.report.measures import read_end
 from grpo_lab.report.naming import NONE, number_text, seeds_text
@@ -58,15 +58,20 @@ def make_runs_page(title: str, folders: Sequence[Path], shelf: Shelf) -> tuple[s
     Raises:
         ConfigError: a folder that cannot be read.
     """
-    used, notes = [], []
+    found: dict[str, StoredRun] = {}
+    notes = []
     for folder in folders:
         stands = standing(folder)
-        if stands.state == "finished" and holds_a_run(folder):
-            used.append(shelf.read(folder))
-        else:
+        if stands.state != "finished" or not holds_a_run(folder):
             notes.append(f"{folder}: {stands}; not used")
+            continue
+        run = shelf.read(folder)
+        # A seed that was run twice is no second seed.
+        if (other := found.setdefault(result_hash(run.config), run)) is not run:
+            notes.append(f"{folder}: the settings and the seed of {other.folder}; not used")
+    used = list(found.values())
     grid = runs_grid(used)
-    page = [f"# {title}", f"{len(used)} of {len(folders)} runs finished."]
+    page = [f"# {title}", f"{len(used)} of {len(folders)} runs are used."]
     if used:
         page += [markdown(grid).rstrip(), EXPLAINED, markdown(_sources(used)).rstrip()]
     if notes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from grpo_lab.config import TrainConfig
 from grpo_lab.report.stored import StoredRun
-from grpo_lab.schedule import Schedule
+from grpo_lab.schedule import Schedule, speedup_bound
 
 # What an update is made of. Evaluations and checkpoints come as often as one likes, and are left out.
 PHASES = ("collect", "sync", "learn", "other")
@@ -78,18 +78,12 @@ def timing_of(run: StoredRun, warm_up: int) -> Timing | None:
     )
 
 
-def bound(step: float, sync: float, v: int) -> float:
-    """step / (step - sync (1 - 1/v)): at v = 1 an update takes `step` seconds, `sync` of them for the synchronisation;
-    a sync every v updates saves at most sync (1 - 1/v) of them."""
-    return step / (step - sync * (1 - 1 / v))
-
-
 def speeds(timings: Sequence[Timing]) -> list[Speed]:
     """Each beside the one at v = 1."""
     first = next((each for each in timings if each.v == 1), None)
     if first is None:
         return [Speed(timing=each, speedup=None, bound=None) for each in timings]
     return [
-        Speed(timing=each, speedup=each.rate / first.rate, bound=bound(first.step, first.sync, each.v))
+        Speed(timing=each, speedup=each.rate / first.rate, bound=speedup_bound(first.step, first.sync, each.v))
         for each in timings
     ]

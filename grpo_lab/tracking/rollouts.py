@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -40,9 +41,10 @@ def write_rollouts(
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-def drop_rollouts(folder: Path, resume_from: int) -> int:
-    """Delete the samples of updates past `resume_from`, which the resumed run makes anew; returns their number."""
-    later = [path for path in folder.glob("update_*.txt") if int(path.stem.removeprefix("update_")) > resume_from]
+def drop_later(folder: Path, resume_from: int) -> int:
+    """Delete the files of updates past `resume_from`, which the resumed run makes anew; returns their number."""
+    named = [(path, re.fullmatch(r"update_(\d+)\.(txt|json)", path.name)) for path in sorted(folder.glob("update_*"))]
+    later = [path for path, name in named if name is not None and int(name[1]) > resume_from]
     for path in later:
         path.unlink()
     return len(later)

@@ -29,7 +29,7 @@ from grpo_lab.tracking.jsonl import AppendFile, encode_row, plain_numbers, resto
 from grpo_lab.tracking.panel import closing_table
 from grpo_lab.tracking.provenance import record_session
 from grpo_lab.tracking.quiet import QuietTracker
-from grpo_lab.tracking.rollouts import Decode, drop_rollouts, write_rollouts
+from grpo_lab.tracking.rollouts import Decode, drop_later, write_rollouts
 from grpo_lab.tracking.summary import Summary
 from grpo_lab.tracking.view import QuietView, build_view
 from grpo_lab.tracking.wandb_mirror import WandbMirror
@@ -53,7 +53,7 @@ class Tracker:
         self._log = AppendFile(run_dir / "run.log")
         self._mirror = WandbMirror(config, run_dir, board.title, self.warning)
         self._row_seconds = clock.seconds()
-        self._beside = 0.0
+        self._beside: float | None = 0.0
         self._finished = False
 
     @classmethod
@@ -110,8 +110,8 @@ class Tracker:
         self._row_seconds = now
         tokens = int(row.get("total/tokens", self._summary.tokens)) - self._summary.tokens
         beside, self._beside = self._beside, 0.0
-        sampling = beside or phases["collect"]
-        speed = tokens / sampling if tokens > 0 and sampling > 0 else None
+        sampling = phases["collect"] if beside == 0.0 else beside
+        speed = tokens / sampling if tokens > 0 and sampling else None
         time = {
             **phases,
             **({"sampled_beside": beside} if beside else {}),
@@ -174,7 +174,7 @@ class Tracker:
         self._board = self._board.since(self._board.update, sum(self._clock.seconds().values()))
         return self._clock.phase(name)
 
-    def sampled_beside(self, seconds: float) -> None:
+    def sampled_beside(self, seconds: float | None) -> None:
         """Sampling of the next row's collection took so long, beside other phases: of them, `collect` is what was
         waited for."""
         self._beside = seconds
@@ -242,11 +242,11 @@ class Tracker:
         return {"elapsed": sum(seconds.values()), "at": _now()}
 
     def _report_restored(self, resume_from: int, dropped: int) -> None:
-        samples = drop_rollouts(self._run_dir / "rollouts", resume_from)
-        if dropped or samples:
+        files = sum(drop_later(self._run_dir / each, resume_from) for each in ("rollouts", "evaluations"))
+        if dropped or files:
             self.message(
-                f"resume at update {max(resume_from, 0)}: {dropped} later rows of metrics.jsonl and {samples} later "
-                "files of rollouts dropped"
+                f"resume at update {max(resume_from, 0)}: {dropped} later rows of metrics.jsonl and {files} later "
+                "files of rollouts and evaluations dropped"
             )
         if self._board.update < resume_from:
             self.warning(

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 
 from grpo_lab.config import TrainConfig, conf_dir, register, to_config
-from grpo_lab.train import set_threads
+from grpo_lab.process import set_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 # Loaded once, by the process that children are forked from.

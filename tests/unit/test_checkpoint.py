@@ -94,6 +94,14 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / checkpoint.FOLDER).iterdir())) == 2
 
 
+def test_a_copy_beside_them_is_no_checkpoint_and_a_million_comes_last(tmp_path: Path) -> None:
+    for update in (999_999, 1_000_000):
+        _save(tmp_path, update)
+    checkpoint.folder_of(tmp_path, 999_999).with_suffix(".bak").mkdir()
+    assert list(checkpoint.saved(tmp_path)) == [999_999, 1_000_000]
+    assert checkpoint.newest(tmp_path)[0] == checkpoint.folder_of(tmp_path, 1_000_000)
+
+
 def test_what_is_needed_is_kept_besides(tmp_path: Path) -> None:
     for update in (2, 4, 6, 8):
         _save(tmp_path, update)

@@ -18,7 +18,6 @@ from grpo_lab.evaluation.answers import (
     answer,
     choose_folder,
     prompts_digest,
-    read_lines,
     tally_of,
 )
 from grpo_lab.evaluation.scoring import evaluate, per_problem
@@ -94,7 +93,7 @@ def test_what_is_written_is_what_the_loop_would_score(
     assert told == [2, 4, 6, 8, 9]
     assert seconds.problems == 9
     assert 0 < seconds.sampling <= seconds.total
-    assert read_lines(tmp_path / FILE) == lines
+    assert [json.loads(each) for each in (tmp_path / FILE).read_text().splitlines()[1:]] == lines
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

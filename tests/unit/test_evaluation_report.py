@@ -89,6 +89,14 @@ def test_without_base_there_is_no_split_and_one_benchmark_has_no_average() -> No
     assert (row["split"], row["average"]) == ({}, {})
 
 
+def test_a_problem_that_one_model_has_not_is_left_out_of_its_split() -> None:
+    """Its tokenizer made the prompt too long."""
+    whole = summarise(RESULTS, KS)["rows"][2]["split"]
+    fewer = [*RESULTS[:5], _result("update_000020", 20, "b", [2])]
+    cut = summarise(fewer, KS)["rows"][2]["split"]
+    assert sum(each["problems"] for each in cut.values()) == sum(each["problems"] for each in whole.values()) - 1
+
+
 def test_over_runs_at_common_updates() -> None:
     one = summarise([RESULTS[2], RESULTS[4]], KS)
     other = summarise([_result("update_000010", 10, "a", [1, 1, 1, 4]), _result("update_000030", 30, "a", [1] * 4)], KS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def test_models_by_themselves(model_folder: Path, tmp_path: Path) -> None:
         other_targets(["no/such"], _nothing)
     with pytest.raises(ConfigError, match="has no checkpoint: train with checkpoint"):
         run_targets(tmp_path, [], _nothing, print)
+
+
+def test_two_models_of_one_name_are_refused_and_one_named_twice_is_one(model_folder: Path, tmp_path: Path) -> None:
+    assert len(other_targets([str(model_folder), str(model_folder)], _nothing)) == 1
+    copy = tmp_path / "c" / model_folder.name
+    shutil.copytree(model_folder, copy)
+    with pytest.raises(ConfigError, match=rf"both would be called {model_folder.name} in results"):
+        other_targets([str(model_folder), str(copy)], _nothing)
 
 
 def test_a_models_digest_is_of_its_contents(model_folder: Path, tmp_path: Path) -> None:

@@ -416,6 +416,14 @@ def test_what_is_missing_is_said_at_the_start(
     assert said in str(caught.value)
 
 
+def test_a_gpu_that_is_not_there_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at the first checkpoint, where it would end the run."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    config, folder = _model(tmp_path, "hardware=8gpu_server", "evaluation.device=cuda:7")
+    with pytest.raises(ConfigError, match=r"evaluation\.device=cuda:7: CUDA_VISIBLE_DEVICES=4,6 has no such GPU"):
+        check_hand_off(config, tmp_path / "run", folder)
+
+
 def test_a_folder_that_the_command_would_read_as_two_is_refused(tmp_path: Path) -> None:
     config, folder = _model(tmp_path)
     check_hand_off(config, tmp_path / "run", folder)

@@ -81,9 +81,11 @@ def test_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-def test_a_folder_is_cleared_but_for_its_settings(tmp_path: Path) -> None:
+def test_a_folder_is_cleared_of_what_the_run_has_logged_and_of_nothing_else(tmp_path: Path) -> None:
     leave(tmp_path, 1, status="failed")
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    (tmp_path / "rollouts").mkdir()
+    for folder in ("rollouts", "wandb", "thesis"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
     ledger.clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "notes.txt", "thesis"]

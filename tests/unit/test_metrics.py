@@ -121,7 +121,6 @@ def test_scalars_name_the_quantiles() -> None:
         "ratio/q99": pytest.approx(1.99),
         "loss": 2.0,
     }
-    assert list(scalars({"ratio": histogram([0.5])}, quantiles=(0.25,))) == ["ratio/q25"]
 
 
 def test_histograms_over_other_edges_do_not_merge() -> None:

@@ -59,7 +59,7 @@ def test_counts(mask: bool, divisor: str, kept: tuple[bool, ...], counts: Counts
     ]
     minibatch = make_minibatch(7, groups, mask_zero_variance=mask, mask_divisor=divisor)
     assert (minibatch.kept, minibatch.counts, minibatch.index) == (kept, counts, 7)
-    assert (minibatch.group_size, minibatch.num_responses) == (2, 6)
+    assert (minibatch.group_size, len(minibatch.groups)) == (2, 3)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_packed_tensors_hold_every_response_once(shapes: list[tuple[int, list[in
             first = len(group.prompt.token_ids) - 1
             assert where[b][mask].tolist() == list(range(first, first + len(response)))
             seen.add((g, j))
-    assert len(seen) == minibatch.num_responses
+    assert len(seen) == len(minibatch.groups) * minibatch.group_size
 
 
 def test_padded_by_hand() -> None:

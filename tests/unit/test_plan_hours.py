@@ -11,11 +11,12 @@ import pytest
 from run_config import run_config
 
 from grpo_lab.config import ConfigError, TrainConfig, save_config
-from grpo_lab.plan.hours import least_v, speedup
+from grpo_lab.plan.hours import least_v
 from grpo_lab.plan.options import Options, take_options
 from grpo_lab.plan.probe import UPDATES, probe_words
 from grpo_lab.plan.rates import measured
 from grpo_lab.plan.report import Plan, make_plan
+from grpo_lab.schedule import speedup_bound
 from grpo_lab.validation import validate
 
 
@@ -60,9 +61,9 @@ def test_values_that_do_not_fit_are_named(words: list[str], said: str) -> None:
 
 def test_the_bound_by_hand() -> None:
     # 10 seconds, of which 4 sync: v = 2 takes 16 for two, v = 4 takes 28 for four, at best 6 each.
-    assert speedup(10, 4, 1) == 1
-    assert speedup(10, 4, 2) == pytest.approx(20 / 16)
-    assert speedup(10, 4, 4) == pytest.approx(40 / 28)
+    assert speedup_bound(10, 4, 1) == 1
+    assert speedup_bound(10, 4, 2) == pytest.approx(20 / 16)
+    assert speedup_bound(10, 4, 4) == pytest.approx(40 / 28)
     # Of a gain of 2/3, 90 % is 0.6: x = 1 - 1/v with 10 / (10 - 4 x) = 1.6, x = 0.9375.
     assert least_v(10, 4, share=0.9) == 16
     assert least_v(10, 4, share=0.5) == 3
@@ -73,7 +74,7 @@ def test_the_bound_holds_for_rgs_run() -> None:
     """RG's 7B run: 0.02828 iterations a second at v = 1, 0.03828 at v = 10, 1.35 times."""
     step = 1 / 0.02828
     sync = (step - 1 / 0.03828) / (1 - 1 / 10)
-    assert speedup(step, sync, 10) == pytest.approx(1.35, abs=0.005)
+    assert speedup_bound(step, sync, 10) == pytest.approx(1.35, abs=0.005)
     # 10.3 of 35.4 seconds: without any sync it would be 1.41 times.
     assert step / (step - sync) == pytest.approx(1.409, abs=0.001)
 

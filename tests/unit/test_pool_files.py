@@ -13,9 +13,11 @@ import pytest
 from run_config import run_config
 from tiny import make_learner, random_groups
 
+from grpo_lab import ledger
 from grpo_lab.collect import Collection, Exhausted
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.learner.torch_local import TorchLearner
+from grpo_lab.ledger import BusyError
 from grpo_lab.offline.files import content_hash, part_name, read_part, write_part
 from grpo_lab.offline.header import PoolError, Sampler, check_settings, read_header
 from grpo_lab.offline.proof import prove_pool, weights_hash
@@ -70,10 +72,10 @@ def _sampler(**changes: Any) -> Sampler:
 
 
 def _make(out: Path, groups: Sequence[Group], sampler: Sampler | None = None, part: int = 2) -> Pool:
-    draft = Draft(out, settings="s")
-    for start in range(0, len(groups), part):
-        draft.add(groups[start : start + part])
-    draft.finish(_config(), sampler or _sampler(), order="sampled", tokenizer="t", template="p", drawn=None)
+    with Draft.opened(out, settings="s") as draft:
+        for start in range(0, len(groups), part):
+            draft.add(groups[start : start + part])
+        draft.finish(_config(), sampler or _sampler(), order="sampled", tokenizer="t", template="p", drawn=None)
     return load_pool(out)
 
 
@@ -172,18 +174,40 @@ def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
 
 def test_a_draft_goes_on_behind_its_last_whole_part(tmp_path: Path) -> None:
     groups, out = _groups(), tmp_path / "pool"
-    draft = Draft(out, settings="s")
-    draft.add(groups[:2], {"cursor": 2})
-    # Killed after the file and before the state: the part is made again.
-    write_part(draft.folder / part_name(1), groups[3:4])
+    with Draft.opened(out, settings="s") as draft:
+        draft.add(groups[:2], {"cursor": 2})
+        # Killed after the file and before the state: the part is made again.
+        write_part(draft.folder / part_name(1), groups[3:4])
     assert not out.exists()
-    with pytest.raises(ConfigError, match="holds a pool half made with other settings"):
-        Draft(out, settings="other")
-    again = Draft(out, settings="s")
-    assert (again.groups, again.state) == (2, {"cursor": 2})
-    again.add(groups[2:], {"cursor": 5})
-    again.finish(_config(), _sampler(), order="sampled", tokenizer="t", template="p", drawn=None)
+    with (
+        pytest.raises(ConfigError, match="holds a pool half made with other settings"),
+        Draft.opened(out, settings="other"),
+    ):
+        pass
+    with Draft.opened(out, settings="s") as again:
+        assert (again.groups, again.state) == (2, {"cursor": 2})
+        again.add(groups[2:], {"cursor": 5})
+        again.finish(_config(), _sampler(), order="sampled", tokenizer="t", template="p", drawn=None)
     assert load_pool(out).header.content == content_hash(groups)
+
+
+def test_one_process_makes_a_draft_and_what_engines_leave_there_is_no_part_of_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "CLAIM_SECONDS", 0.05)
+    out = tmp_path / "pool"
+    with Draft.opened(out, settings="s") as draft:
+        draft.add(_groups()[:2], {"cursor": 2})
+        with pytest.raises(BusyError, match="is in use by another process"), Draft.opened(out, settings="s"):
+            pass
+        draft.start_over()
+        with pytest.raises(BusyError), Draft.opened(out, settings="s"):
+            pass
+        draft.add(_groups())
+        (draft.folder / "vllm.log").write_text("started")
+        (draft.folder / "weights_in_transit").mkdir()
+        draft.finish(_config(), _sampler(), order="sampled", tokenizer="t", template="p", drawn=None)
+    assert sorted(path.name for path in out.iterdir()) == ["groups-00000.parquet", "pool.json"]
 
 
 def test_the_source_gives_each_group_once_and_whole_minibatches_at_the_end(tmp_path: Path) -> None:

@@ -240,6 +240,12 @@ def test_what_only_tokens_tell_is_named_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
+def test_a_prompts_token_ids_must_be_the_tokenizers(model_folder: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": prompt, "responses": ["#3", "#4"], "rewards": [1, 0]} for prompt in ([5, 6], [5, 99])]
+    with pytest.raises(ConfigError, match=r":2: the prompt has token id 99, and this run's tokenizer has 15 tokens"):
+        _import(model_folder, tmp_path, rows)
+
+
 def test_log_probs_must_be_as_many_as_tokens(model_folder: Path, tmp_path: Path) -> None:
     short = {**SCORED, "logprobs": [[-1, -1, -1], [-1, -1]]}
     with pytest.raises(

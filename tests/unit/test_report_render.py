@@ -127,10 +127,10 @@ def test_an_index_counts_an_ordering_of_two_targets_once(tmp_path: Path, monkeyp
     """At tiny RG's tables 2 and 3 ask the same of the same runs; table 3 of GG has orderings of its own."""
     monkeypatch.chdir(tmp_path)
     written = report_on_targets(read_request(["rg-table2", "rg-table3", "gg-table3", "out=there"]))
-    assert [len(each.claims) for each in written] == [1, 1, 12]
+    assert [len(each.claims) for each in written] == [1, 1, 14]
     page = index_page("tiny", written)
     assert (
-        "Orderings in all, 1 that a target states once more, with the same cells and measure, not counted: 13 not run."
+        "Orderings in all, 1 that a target states once more, with the same cells and measure, not counted: 15 not run."
     ) in page
     paper = report_on_targets(read_request(["rg-table2", "rg-table3", "scale=paper", "out=there"]))
     assert "Orderings in all: 2 not run." in index_page("paper", paper)
@@ -139,7 +139,7 @@ def test_an_index_counts_an_ordering_of_two_targets_once(tmp_path: Path, monkeyp
 def test_nothing_is_run_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     none, closed = report_on_targets(read_request(["gg-table3", "gg-fig6", "out=there"]))
-    assert (none.state, none.orderings) == ("0 of 3 runs finished, 3 missing", "12 not run")
+    assert (none.state, none.orderings) == ("0 of 3 runs finished, 3 missing", "14 not run")
     assert "| GGPO       | pass@32 (%) | 73.90           | not run |" in none.page
     assert (closed.state, closed.orderings) == ("no runs", "no orderings")
     # Figure 6 is of no runs.
@@ -174,13 +174,20 @@ def test_any_runs_beside_each_other(
         config = run_config("objective=ggpo", f"seed={seed}", f"learner.lr={lr}", f"tracking.project={name}")
         leave_run(sweep / name, config, {"entropy": [0.5, 0.25]}, {2: [right]}, hours=1.0)
     leave_run(sweep / "d", run_config("seed=3"), {"entropy": [1.0]}, {}, status="running")
+    again = run_config("objective=ggpo", "seed=1", "learner.lr=1e-4", "hardware.threads=1")
+    leave_run(sweep / "e", again, {"entropy": [0.5, 0.25]}, {2: [3]}, hours=1.0)
     (sweep / "multirun.yaml").write_text("hydra: {}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["report", "sweep"])
     main()
     page = capsys.readouterr().out
     assert page == (tmp_path / "outputs/reports/sweep.md").read_text()
-    assert "3 of 4 runs finished." in page
+    assert "3 of 5 runs are used." in page
+    # A seed that was run twice is no second seed, and a folder named twice no second run.
+    assert "- sweep/e: the settings and the seed of sweep/a; not used" in page
+    monkeypatch.setattr("sys.argv", ["report", "sweep/b", "sweep/b", "sweep/../sweep/b"])
+    main()
+    assert "1 of 1 runs are used." in capsys.readouterr().out
     assert "- sweep/d: half done, at update 1; not used" in page
     grid = runs_grid([read_run(sweep / name) for name in "abc"])
     assert grid.header[:3] == ("learner.lr", "updates", "held-out score (%)")

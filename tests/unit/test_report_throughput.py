@@ -18,7 +18,8 @@ from grpo_lab.report.layout import NO_VALUE, NOT_RUN
 from grpo_lab.report.machines import hardware_notes
 from grpo_lab.report.measures import read_end
 from grpo_lab.report.stored import read_run
-from grpo_lab.report.throughput import Timing, bound, speeds, timing_of
+from grpo_lab.report.throughput import Timing, speeds, timing_of
+from grpo_lab.schedule import speedup_bound
 from grpo_lab.tables.cells import Run
 
 V = (1, 2, 5, 10, 20)
@@ -77,8 +78,8 @@ def test_rows_without_times_have_no_timing(runs: dict[int, Run]) -> None:
 
 def test_the_bound_by_hand() -> None:
     """An update of 10 s, 4 s of them sync: at v = 2 two are saved, at 4 three; without end, 10 / 6."""
-    assert [bound(10, 4, v) for v in (1, 2, 4)] == pytest.approx([1, 10 / 8, 10 / 7])
-    assert bound(10, 4, 10**9) == pytest.approx(10 / 6)
+    assert [speedup_bound(10, 4, v) for v in (1, 2, 4)] == pytest.approx([1, 10 / 8, 10 / 7])
+    assert speedup_bound(10, 4, 10**9) == pytest.approx(10 / 6)
 
 
 def timing(v: int, sync: float) -> Timing:

@@ -6,6 +6,7 @@ E evaluate, W save. A word of its own, E, is what happens before update 0.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,6 +159,19 @@ def test_samples_again_is_the_next_collection_without_a_sync(v: int, i: int, per
     for u in range(2 * v * i + 1):
         first = next(w for w in range(u, u + v * i + 1) if timeline.collect(w))
         assert timeline.samples_again_before_sync(u) == (not timeline.sync(first))
+
+
+@pytest.mark.parametrize(("v", "i", "per_collection"), COMBINATIONS)
+@pytest.mark.parametrize(("evaluate", "save"), [(None, None), (3, None), (None, 4), (5, 7)])
+def test_weights_are_kept_where_something_may_displace_them(
+    v: int, i: int, per_collection: int, evaluate: int | None, save: int | None
+) -> None:
+    """By definition, sync by sync: an evaluation or a save, and behind it a collection before the next sync."""
+    timeline = replace(schedule(v, i, per_collection), evaluate_every=evaluate, save_every=save, updates=3 * v * i)
+    for u in range(0, 3 * v * i, v * i):
+        collections = [w for w in range(u + 1, u + v * i) if timeline.collect(w)]
+        displaced = [w for w in range(u + 1, u + v * i + 1) if timeline.evaluate(w) or timeline.save(w)]
+        assert timeline.displaces_engine(u) == any(w <= c for w in displaced for c in collections)
 
 
 # --- blocks of GRPO+TIS -----------------------------------------------------------------------------------------

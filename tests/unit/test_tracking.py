@@ -113,6 +113,18 @@ def test_the_time_of_a_row_is_what_passed_since_the_row_before(tmp_path: Path) -
     assert math.isclose(first["elapsed"] + second["other"], second["elapsed"])
 
 
+def test_the_speed_of_what_was_sampled_before_a_resume_is_not_known(tmp_path: Path) -> None:
+    tracker = Tracker.open(tmp_path / "run", make_config(), total_updates=4, resume_from=None)
+    for update, seconds in ((1, 2.0), (2, None)):
+        with tracker.phase("collect"):
+            tracker.sampled_beside(seconds)
+        tracker.log_update(update, {"total/tokens": 500 * update})
+    tracker.finish(status="finished", next_command=None)
+    times = [json.loads(line)["time"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert times[0]["tokens_per_second"] == 250
+    assert "tokens_per_second" not in times[1]
+
+
 def test_summary_json_is_rewritten_at_each_evaluation(tmp_path: Path) -> None:
     tracker = Tracker.open(tmp_path, make_config(), total_updates=9, resume_from=None)
     train(tracker, range(1, 4))

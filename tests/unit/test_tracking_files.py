@@ -15,7 +15,7 @@ from grpo_lab.config import ConfigError
 from grpo_lab.tracking.clock import PhaseClock
 from grpo_lab.tracking.jsonl import AppendFile, encode_row, restore_rows
 from grpo_lab.tracking.provenance import git_state, installed_versions
-from grpo_lab.tracking.rollouts import drop_rollouts, largest_log_ratios, marked_text, write_rollouts
+from grpo_lab.tracking.rollouts import drop_later, largest_log_ratios, marked_text, write_rollouts
 from grpo_lab.tracking.summary import Summary
 from grpo_lab.types import Group, Problem, Prompt, Rollout
 
@@ -329,6 +329,8 @@ def test_a_group_reads_as_text(tmp_path: Path) -> None:
 def test_samples_past_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     for update in (8, 16, 24):
         (tmp_path / f"update_{update:06d}.txt").write_text("")
-    assert drop_rollouts(tmp_path, 8) == 2
-    assert os.listdir(tmp_path) == ["update_000008.txt"]
-    assert drop_rollouts(tmp_path / "none", 8) == 0
+        (tmp_path / f"update_{update:06d}.json").write_text("")
+    (tmp_path / "update_notes.txt").write_text("")
+    assert drop_later(tmp_path, 8) == 4
+    assert sorted(os.listdir(tmp_path)) == ["update_000008.json", "update_000008.txt", "update_notes.txt"]
+    assert drop_later(tmp_path / "none", 8) == 0

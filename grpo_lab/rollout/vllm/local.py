@@ -31,6 +31,7 @@ class LocalLLM:
         self._llm = LLM(**arguments, enable_sleep_mode=sleep)
         self._sleep = sleep
         self._asleep: set[str] = set()
+        self._rest()
 
     def sample(self, batch: Batch) -> list[list[Answer]]:
         from vllm import SamplingParams
@@ -45,10 +46,7 @@ class LocalLLM:
             use_tqdm=False,
         )
         answers = [[_answer(output) for output in request.outputs] for request in outputs]
-        if self._sleep:
-            # Level 1 keeps the weights in CPU memory: the same ones may have to sample again before the next sync.
-            self._llm.sleep(level=1)
-            self._asleep = {"weights", "kv_cache"}
+        self._rest()
         return answers
 
     def load_folder(self, folder: str) -> dict[str, str]:
@@ -76,6 +74,13 @@ class LocalLLM:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         cleanup_dist_env_and_memory()
+
+    def _rest(self) -> None:
+        """Give the memory to whoever else is on the device."""
+        if self._sleep:
+            # Level 1 keeps the weights in CPU memory: the same ones may have to sample again before the next sync.
+            self._llm.sleep(level=1)
+            self._asleep = {"weights", "kv_cache"}
 
     def _wake(self, *parts: str) -> None:
         for part in parts:

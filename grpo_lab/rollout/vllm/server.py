@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from grpo_lab.config import ConfigError
 from grpo_lab.guarded import GuardedProcess
+from grpo_lab.launch import free_port
 from grpo_lab.rollout import EngineError
 from grpo_lab.rollout.vllm.folder import WeightFolder
 from grpo_lab.rollout.vllm.host import Answer, Batch, HostLost, agreed
@@ -154,7 +154,7 @@ class ServerHost:
             raise
 
     def _launch(self) -> str:
-        port = _free_port()
+        port = free_port()
         settings = self._settings
         flags = {**settings.arguments, **self._sender.flags, "host": "127.0.0.1", "port": port}
         command = [sys.executable, *SERVE[1:], *_flags(flags)]
@@ -277,10 +277,3 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def _same_folder(one: str, other: str) -> bool:
     return Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
