@@ -41,10 +41,19 @@ tables: setup  ## write the reports of all tables and figures from the runs that
 	$(BIN)/python -m grpo_lab.report all scale=$(SCALE) $(ARGS)
 
 # The report also after a run that failed, whose exit code stays.
-gg-% rg-% tiny-%: setup  ## run what a table or figure still lacks, and report: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
+define run_and_report
 	@$(BIN)/python -m grpo_lab.tables $@ scale=$(SCALE) $(ARGS); status=$$?; \
 	$(if $(filter dry=true,$(ARGS)),,$(BIN)/python -m grpo_lab.report $@ scale=$(SCALE) $(ARGS) || status=$$(( status ? status : 2 ));) \
 	exit $$status
+endef
+
+# One pattern a rule: of several in one, make takes a recipe for table2 to have made gg-table2 and rg-table2.
+gg-%: setup  ## run what a table or figure still lacks, and report: make gg-table4 [SCALE=paper] [ARGS="dry=true"]
+	$(run_and_report)
+rg-%: setup  ## the same of RG
+	$(run_and_report)
+tiny-%: setup  ## the same of the rules of the tiny scale
+	$(run_and_report)
 
 test: setup  ## lint, types, unit and integration tests with coverage
 	$(BIN)/ruff check .

@@ -525,7 +525,7 @@ def _composed_once(words: tuple[str, ...]) -> DictConfig:
         return compose("config", overrides=list(words))
 
 
-def compose_run(words: Sequence[str], values: Mapping[str, Any]) -> TrainConfig:
+def compose_run(words: Sequence[str], values: Mapping[str, Any] | None = None) -> TrainConfig:
     """The run that `python -m grpo_lab.train <words>` describes, with `values` set by key on top.
 
     The words are composed once, which takes a hundred milliseconds; the values, a few.
@@ -535,7 +535,7 @@ def compose_run(words: Sequence[str], values: Mapping[str, Any]) -> TrainConfig:
         HydraException, OmegaConfBaseException: a group, key or type that does not exist.
     """
     tree = copy.deepcopy(_composed_once(tuple(words)))
-    for key, value in values.items():
+    for key, value in (values or {}).items():
         OmegaConf.update(tree, key, value)
     return to_config(tree)
 

@@ -16,11 +16,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import TextIO
 
 from grpo_lab.config import ConfigError, HardwareConfig
 
 # What the user typed, for processes that a run starts of itself.
 TYPED_VARIABLE = "GRPO_LAB_COMMAND"
+# Seconds in which a child that was stopped by Ctrl-C ends; afterwards it has not heard of it.
+GRACE = 15.0
 # Set for ranks that a process of ours has started: it holds the run's folder for them.
 HELD_VARIABLE = "GRPO_LAB_FOLDER_IS_HELD"
 # What a launcher tells its ranks. A program of its own that reads it takes itself for one of them.
@@ -49,23 +52,44 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not LAUNCHER_VARIABLES.fullmatch(name)}
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_child(command: Sequence[str], environment: Mapping[str, str], *, stdout: TextIO | None = None) -> int:
     """Run a command of this package to its end, `environment` added to ours. Returns its exit code.
 
     A stop (Ctrl-C, SIGTERM) is the child's as well, which ends tidily; it is waited for.
-    """
-    process = subprocess.Popen(command, env={**os.environ, **environment})
 
-    def forward(_signal: int, _frame: FrameType | None) -> None:
-        process.terminate()
+    `stdout`: where its output goes, if not where ours does.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    told = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal told
+        if process is not None:
+            told = True
+            process.terminate()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, forward)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=stdout)
         return process.wait()
     except KeyboardInterrupt:
-        process.wait()
+        if process is not None:
+            _wait_for_end(process, told=told)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], *, told: bool) -> None:
+    """Of a child that is stopping. A Ctrl-C reaches it as well; a signal to this process alone (not `told` on) does
+    not."""
+    if not told:
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+    process.wait()
 
 
 class RankKilled(RuntimeError):

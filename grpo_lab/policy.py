@@ -28,14 +28,17 @@ def load_model(folder: str | Path, *, revision: str | None = None, dtype: torch.
     Raises:
         ConfigError: nothing that transformers can read is there.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype)
+    except SafetensorError as error:
+        raise ConfigError(f"model.path={folder} has a damaged weight file ({error}): copy it again") from error
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.id or model.path={folder} cannot be loaded: {reason} (offline? point model.path= at a local folder)"
+            f"model.id or model.path={folder} cannot be loaded: {_first_line(error)} (offline? point model.path= at a "
+            "local folder)"
         ) from error
     # The run's own settings say how to sample. Of the folder's, only the token ids stay: some sampling values that
     # transformers reads (a temperature without do_sample) it refuses to write, which would stop the first checkpoint.
@@ -58,8 +61,13 @@ def load_tokenizer(folder: str | Path, *, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"model.id or model.path={folder} has no tokenizer that loads: {reason}") from error
+        raise ConfigError(
+            f"model.id or model.path={folder} has no tokenizer that loads: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

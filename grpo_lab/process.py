@@ -49,7 +49,16 @@ def set_up_process(config: TrainConfig, world: World) -> None:
     # Bars for reading and writing weights would tear the live view.
     transformers.utils.logging.disable_progress_bar()
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
+    stopping = False
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping and number == signal.SIGTERM:
+            # Not in the midst of the tidy end.
+            return
+        stopping = True
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)

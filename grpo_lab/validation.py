@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from grpo_lab.config import (
     BENCHMARKS,
     AgroConfig,
+    ArithmeticConfig,
     ConfigError,
+    DatasetConfig,
     GgpoConfig,
     GrpoConfig,
+    MixtureConfig,
     TrainConfig,
 )
 from grpo_lab.schedule import Schedule
@@ -66,6 +69,18 @@ AT_LEAST_ONE = (
     "hardware.ranks",
     "hardware.nodes",
 )
+# What the parts of a mixture do not have by themselves.
+OF_THE_MIXTURE = (
+    "template",
+    "system_prompt",
+    "chat",
+    "verifier",
+    "on_error",
+    "held_out",
+    "test_path",
+    "test_split",
+    "expected_test_rows",
+)
 REFERENCE_FAMILIES = ("agro", "ggpo")
 
 
@@ -113,10 +128,11 @@ def _value_problems(config: TrainConfig) -> Iterator[str]:
         yield f"learner.warmup_updates={learner.warmup_updates} must be at least 0"
     if not 0 <= config.seed < 2**32:
         yield f"seed={config.seed} must lie in 0 .. 2^32 - 1"
-    if not config.verifier.timeout > 0:
-        yield f"verifier.timeout={config.verifier.timeout} must be above 0 seconds"
+    if not 0 < config.verifier.timeout < math.inf:
+        yield f"verifier.timeout={config.verifier.timeout} must be a number of seconds above 0"
     if not 0 <= config.dataset.held_out <= 1:
         yield f"dataset.held_out={config.dataset.held_out} must lie in [0, 1] (1 makes an evaluation set of a data set)"
+    yield from _unread_keys(config.dataset)
     if "{question}" not in config.dataset.template:
         yield f"dataset.template={config.dataset.template!r} must hold {{question}}"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
@@ -170,6 +186,25 @@ def _evaluation_problems(config: TrainConfig) -> Iterator[str]:
             yield f"evaluation.paths.{name} names no benchmark: choose {', '.join(sorted(known))}"
     if len(set(evaluation.benchmarks)) < len(evaluation.benchmarks):
         yield f"evaluation.benchmarks={list(evaluation.benchmarks)} names one twice"
+
+
+def _unread_keys(dataset: DatasetConfig) -> Iterator[str]:
+    """Keys of a data set that its kind does not read, set to something."""
+    if isinstance(dataset, ArithmeticConfig):
+        yield from _set_in_vain(dataset, "dataset", ("held_out", "on_error"), "made here, in a split of its own")
+    if not isinstance(dataset, MixtureConfig):
+        return
+    for index, part in enumerate(dataset.parts):
+        yield from _set_in_vain(part, f"dataset.parts.{index}", OF_THE_MIXTURE, "part of a mixture, which has its own")
+    if dataset.test_set is None and dataset.test_path is not None:
+        yield f"dataset.test_path={dataset.test_path} is a copy of dataset.test_set, which is null: name that set"
+
+
+def _set_in_vain(dataset: DatasetConfig, where: str, keys: Sequence[str], why: str) -> Iterator[str]:
+    plain = type(dataset)()
+    for key in keys:
+        if (value := getattr(dataset, key)) != getattr(plain, key):
+            yield f"{where}.{key}={value} has no effect on {dataset.name}, which is {why}: leave it out"
 
 
 def _objective_problems(config: TrainConfig) -> Iterator[str]:

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 
 from grpo_lab import distributed
-from grpo_lab.config import RecipeConfig, TrainConfig, conf_dir, register, to_config
+from grpo_lab.config import RecipeConfig, TrainConfig, compose_run
 from grpo_lab.diagnostics import log_ratios
 from grpo_lab.learner import Learner, StepResult
 from grpo_lab.learner.torch_local import TorchLearner
@@ -60,8 +59,7 @@ class Bench:
 
     @cached_property
     def config(self) -> TrainConfig:
-        register()
-        overrides = [
+        words = [
             f"hardware={'cpu_vllm' if self.device == 'cpu' else '1gpu'}",
             f"model.path={self.folder}",
             f"group_size={self.group_size}",
@@ -70,8 +68,7 @@ class Bench:
             "objective=ggpo",
             "learner.lr=1e-4",
         ]
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return to_config(compose("config", overrides=overrides))
+        return compose_run(words)
 
     @cached_property
     def prompts(self) -> list[Prompt]:

@@ -9,6 +9,7 @@ model.path=FOLDER ...`.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -56,8 +57,12 @@ def main() -> None:
     if (target / "config.json").exists():
         print(f"{target} holds a checkpoint already")
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        convert(fetch_gguf(Path(temporary)), target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+        whole = Path(temporary) / "model"
+        convert(fetch_gguf(Path(temporary)), whole)
+        # In one step: a folder with a config.json is a whole checkpoint.
+        os.replace(whole, target)
     print(f"saved {target}; use it with model=smollm2_135m model.path={target}")
 
 

@@ -20,6 +20,8 @@ class FakeServer:
         self.replies: dict[str, Any] = {}
         self.refuses: set[str] = set()
         self.silent: set[str] = set()
+        # Answered with the reply as it is, and not as JSON.
+        self.pages: set[str] = set()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,7 +49,7 @@ class FakeServer:
         if path == "/update_weight_version" and status == 200:
             self.version_label = body["new_version"]
         content = {"error": {"message": "worker failed"}} if status == 500 else self.content(path, body)
-        data = json.dumps(content).encode()
+        data = (content if path in self.pages else json.dumps(content)).encode()
         try:
             handler.send_response(status)
             handler.send_header("content-length", str(len(data)))

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import TrainConfig, conf_dir, register, to_config
+from grpo_lab import checkpoint
+from grpo_lab.config import TrainConfig, compose_run
+from grpo_lab.runs import last_update
 
 SMALL = [
     "dataset=arithmetic_plain",
@@ -45,11 +47,7 @@ SMALL = [
 
 
 def compose_small(overrides: list[str]) -> TrainConfig:
-    from hydra import compose, initialize_config_dir
-
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return to_config(compose("config", overrides=[*SMALL, *overrides]))
+    return compose_run([*SMALL, *overrides])
 
 
 KillPoint = tuple[str, str, int]
@@ -90,12 +88,29 @@ _PROCESSES.set_forkserver_preload(["grpo_lab.build", "grpo_lab.train"])
 
 
 def run_process(
-    config: TrainConfig, run_dir: Path, *, resuming: bool = False, kill_at: KillPoint | None = None, after: float = 0
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    resuming: bool = False,
+    kill_at: KillPoint | None = None,
+    kill_after: float | None = None,
 ) -> int:
-    """Train in a new process; -9 if it was killed (at a point, or `after` seconds), else its exit code."""
+    """Train in a new process; -9 if it was killed (at a point, or so many seconds after the first update that it logs),
+    else its exit code."""
     process = _PROCESSES.Process(target=_child, args=(config, run_dir, resuming, kill_at))
+    metrics = run_dir / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    from_update = max(checkpoint.saved(run_dir), default=0)
     process.start()
-    process.join(after or 120)
+    if kill_after is None:
+        process.join(120)
+    else:
+        # A resumed run first cuts the rows behind its checkpoint.
+        while process.is_alive() and not (
+            metrics.exists() and metrics.stat().st_mtime_ns > before and last_update(run_dir) > from_update
+        ):
+            process.join(0.01)
+        process.join(kill_after)
     if process.is_alive():
         process.kill()
         process.join()

@@ -7,18 +7,16 @@ answers almost evenly whatever it sees, and a wrong mask or position would hide 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from grpo_lab.config import LearnerConfig, TrainConfig, conf_dir, register, to_config
+from grpo_lab.config import LearnerConfig, TrainConfig, compose_run
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch, micro_batches, pack, plan_rows
 from grpo_lab.objectives import Objective, build_objective
@@ -189,12 +187,9 @@ def packed_logprobs(policy: Policy, minibatch: Minibatch, *, budget: int) -> lis
     return [[scores[g, j] for j in range(minibatch.group_size)] for g in range(len(minibatch.groups))]
 
 
-@cache
-def composed(*overrides: str) -> TrainConfig:
+def composed(*words: str) -> TrainConfig:
     """The configuration of a run with these words on its command line."""
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return to_config(compose("config", overrides=list(overrides)))
+    return compose_run(words)
 
 
 def preset(name: str) -> Objective:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_lab.config import TrainConfig
+from grpo_lab.launch import run_child
 from grpo_lab.plan.rates import Measured, measured
 from grpo_lab.schedule import prompts_at_a_time
 
@@ -50,7 +50,7 @@ def probe(config: TrainConfig, overrides: Sequence[str]) -> Measured:
     with tempfile.TemporaryDirectory(prefix="grpo_lab_probe_") as folder:
         run_dir = Path(folder) / "run"
         words = [*overrides, *probe_words(config, run_dir)]
-        done = subprocess.run([sys.executable, "-m", "grpo_lab.train", *words], stdout=sys.stderr, check=False)
-        if done.returncode != 0:
-            raise ProbeError(f"the probe ended with exit code {done.returncode}; what it said is above")
+        code = run_child([sys.executable, "-m", "grpo_lab.train", *words], {}, stdout=sys.stderr)
+        if code != 0:
+            raise ProbeError(f"the probe ended with exit code {code}; what it said is above")
         return measured(run_dir)

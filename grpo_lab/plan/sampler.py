@@ -118,9 +118,6 @@ def _vllm(shape: Shape, config: TrainConfig, device_bytes: int) -> Sampler:
         cache = vllm.kv_cache_gb * 2**30
     else:
         cache = max(round(vllm.memory_share * device_bytes) - weights, 0)
-    longest = vllm.max_model_len or config.rollout.max_prompt_tokens + max(
-        config.rollout.max_response_tokens, (config.evaluation.every and config.evaluation.max_tokens) or 0
-    )
     return Sampler(
         where=_where(config),
         devices=sampling_devices(config),
@@ -128,9 +125,16 @@ def _vllm(shape: Shape, config: TrainConfig, device_bytes: int) -> Sampler:
         cache=cache,
         work=0,
         kv_per_token=kv_bytes_per_token(shape, width),
-        sequences=cache // (kv_share * longest),
+        sequences=cache // (kv_share * longest_sequence(config)),
         sleeps=vllm.sleep,
     )
+
+
+def longest_sequence(config: TrainConfig) -> int:
+    """Tokens of the longest prompt and response that vLLM has room for."""
+    rollout, evaluation = config.rollout, config.evaluation
+    response = max(rollout.max_response_tokens, (evaluation.every and evaluation.max_tokens) or 0)
+    return rollout.vllm.max_model_len or rollout.max_prompt_tokens + response
 
 
 def _where(config: TrainConfig) -> str:

@@ -84,6 +84,8 @@ def collection_of(config: TrainConfig, *, mixed: float) -> Collection:
     groups = Schedule.from_config(config).minibatches_per_collection * config.groups_per_minibatch
     prompts = prompts_at_a_time(config)
     kept = prompts * (mixed if config.objective.zero_variance == "filter" else 1.0)
+    if kept == 0:
+        raise ConfigError("none of the groups is mixed: objective.zero_variance=filter could fill no collection")
     batches = math.ceil(groups / kept - 1e-9)
     if batches > config.collection.max_batches:
         raise ConfigError(
@@ -136,6 +138,8 @@ def held_out_of(dataset: DatasetConfig) -> int | None:
         return dataset.test_problems
     if isinstance(dataset, MixtureConfig) and dataset.test_set is not None:
         return held_out_of(dataset_config(dataset.test_set))
+    if isinstance(dataset, TableConfig) and (dataset.test_path is not None or dataset.test_split is not None):
+        return dataset.expected_test_rows
     if isinstance(dataset, TableConfig) and dataset.expected_rows is not None and dataset.held_out > 0:
         return round(dataset.expected_rows * dataset.held_out)
     return None

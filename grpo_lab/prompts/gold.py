@@ -28,10 +28,10 @@ def plain(value: Any) -> str:
         text = value.strip()
     elif isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise RowFault(f"the gold answer is unreadable ({'null' if value is None else type(value).__name__})")
-    elif not math.isfinite(value):
-        raise RowFault(f"the gold answer is unreadable ({value})")
     elif isinstance(value, int):
         text = str(value)
+    elif not math.isfinite(value):
+        raise RowFault(f"the gold answer is unreadable ({value})")
     else:
         text = format(Decimal(str(value)), "f")
     if not text:

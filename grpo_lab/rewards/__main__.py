@@ -68,17 +68,18 @@ def _judge_file(path: Path, verifier: Verifier) -> None:
 
 
 def _read_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _read_row(line, f"{path}, line {number}", str(number))
 
 
-def _read_row(line: str, place: str, default_id: str) -> Row:
+def _read_row(line: bytes, place: str, default_id: str) -> Row:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{place}: not JSON ({error.msg}); write one JSON object a line") from error
+    except (ValueError, RecursionError) as error:
+        # Not JSON, not UTF-8, a number of more digits than Python reads, or brackets too deep.
+        raise ConfigError(f"{place}: not JSON ({error}); write one JSON object a line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{place}: not a JSON object; write {{'gold': ..., 'completion': ...}}")
     for key in ("gold", "completion"):
@@ -110,7 +111,9 @@ def _gold_text(gold: Any, place: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kind(value: Any) -> str:

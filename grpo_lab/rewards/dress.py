@@ -37,7 +37,7 @@ _UNICODE = {
             "\u222a": r"\cup ",
             "∩": r"\cap ",
             "∅": r"\emptyset ",
-            "°": r"^\circ",
+            "°": r"^\circ ",
             "⁻": "^{-}",
         }.items()
     },
@@ -55,6 +55,11 @@ _SWITCHES = (
 )
 
 
+# A power as Python writes it; other double stars are bold type.
+_POWER = re.compile(r"(?<=[\w)\]}])(?:\*\*| \*\* )(?:(-?(?:\w|\.\d)+)|(?=\())")
+_TAKES_PARENTHESES = re.compile(r"(?:\\sqrt(?:\[[^\[\]]*\])?|\^)\s*\(")
+
+
 def _repeating(whole: str, fixed: str, period: str) -> str:
     """0.1 with 6 repeating is 15/90."""
     numerator = int((whole or "0") + fixed + period) - int((whole or "0") + fixed)
@@ -67,7 +72,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(rf"\\(?:{_SWITCHES})(?![A-Za-z])\s*"), ""),
     (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}|\\hspace\*?\s*\{[^{}]*\}"), ""),
     # Digit grouping that is written as such, before the spaces it is made of go.
-    (re.compile(r"(?<=\d)\s*(?:,\s*\\!|\\,|\\!|\{,\}(?=\d{3}(?!\d)))\s*(?=\d)"), ""),
+    (re.compile(r"(?<=\d)\s*(?:,\s*\\!(?=\s*\d{3}(?!\d))|\\,|\\!|\{,\}(?=\d{3}(?!\d)))\s*(?=\d)"), ""),
     (re.compile(r"\\!"), ""),
     # Minerva has answers in Python: np.arcsin(10/13).
     (re.compile(r"(?<![A-Za-z\\.])(?:np|numpy|math)\.(?=[a-z])"), r"\\"),
@@ -125,11 +130,32 @@ def undress(text: str) -> str:
     if "\\begin" not in text:
         # JSON-escaped text doubles every backslash; inside a matrix a doubled one ends the row.
         text = re.sub(r"\\\\(?=[A-Za-z{}%$,;!()\[\]])", r"\\", text)
+    text = _POWER.sub(lambda match: f"^{{{match[1]}}}" if match[1] else "^", text)
     text = re.sub(r"\\?\$|(?<!\\)\\[()\[\]]|[€£`]|\*\*", " ", text)
     text = _unwrap(_unwrap(text, _FONTS, ""), _WORDS, r"\text")
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    return _without_ends(text)
+    return _without_ends(_braced(text))
+
+
+def _braced(text: str) -> str:
+    r"""Braces around what a root or a power takes in parentheses, \sqrt(19) and 2^((n+1)/2): math-verify looks for the
+    first closing one, whichever it belongs to."""
+    position = 0
+    while (match := _TAKES_PARENTHESES.search(text, position)) is not None:
+        position = match.end()
+        if (end := _closing_parenthesis(text, match.end() - 1)) is not None:
+            text = f"{text[: match.end() - 1]}{{{text[match.end() : end]}}}{text[end + 1 :]}"
+    return text
+
+
+def _closing_parenthesis(text: str, opening: int) -> int | None:
+    depth = 0
+    for index in range(opening, len(text)):
+        depth += (text[index] == "(") - (text[index] == ")")
+        if depth == 0:
+            return index
+    return None
 
 
 def _without_ends(text: str) -> str:

@@ -16,10 +16,13 @@ from grpo_lab.rewards.parsing import exact, parse_value
 # Differences are evaluated until they are known to this many digits, or taken for zero.
 _DIGITS = 250
 _ZERO = sympy.Float("1e-150")
-# Where symbols are tried. Both signs; positive ones where roots and logarithms have branches; whole ones, of both
-# parities, where the functions are about integers. 37/23 and the like are on nobody's special values.
-_ANY_SIGN = [(37, 23), (-41, 29), (53, 31), (-19, 43), (61, 17), (-71, 47), (83, 59)]
-_OFFSETS = [0, 2, 5]
+# Where symbols are tried: with all signs, of three symbols in every combination; positive where roots and logarithms
+# have branches; whole, of both parities, where the functions are about integers. 37/23 and the like are on nobody's
+# special values.
+_SIZES = [(37, 23), (41, 29), (53, 31), (19, 43), (61, 17), (71, 47), (83, 59)]
+# Of the k-th symbol, by the parity of the bits that it shares with the row's number.
+_SIGNS = [1, 2, 4, 7, 3, 5, 6]
+_ROWS = 8
 _WHOLE_ROWS = 24
 _REAL_NAMES = frozenset("xyzt")
 
@@ -124,12 +127,12 @@ def _points(gold: Expr, answer: Expr) -> list[Mapping[Symbol, Expr]]:
         return [{symbol: _whole(symbol, k, row) for k, symbol in enumerate(symbols)} for row in range(_WHOLE_ROWS)]
     positive = _has_branches(gold) or _has_branches(answer)
     points: list[Mapping[Symbol, Expr]] = []
-    for offset in _OFFSETS:
+    for row in range(_ROWS):
         point = {}
         for k, symbol in enumerate(symbols):
-            numerator, denominator = _ANY_SIGN[(k + offset) % len(_ANY_SIGN)]
-            value = Rational(numerator, denominator) + k // len(_ANY_SIGN)
-            point[symbol] = abs(value) if positive else value
+            size = Rational(*_SIZES[(k + 2 * row) % len(_SIZES)]) + k // len(_SIZES)
+            is_negative = (_SIGNS[k % len(_SIGNS)] & row).bit_count() % 2 == 1
+            point[symbol] = -size if is_negative and not positive else size
         points.append(point)
     return points
 

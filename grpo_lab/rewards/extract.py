@@ -12,18 +12,22 @@ _BARE_BOX = re.compile(r"[^\s${}]\S*?(?=[.,;]?(?:\s|\$|\\\)|\\\]|\\(?:boxed|fbox
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASH_MARK = re.compile(r"(?<!#)####(?!#)[^\S\n]*\n?([^\n]*)")
 
+# Digits, a sign, currency, a bracket, or a command; headings begin with words.
+_VALUE_BEGINS = re.compile(r"\s*[-+.\d$€£\\(\[{\u2212]")
+
 
 def final_answer(completion: str) -> str | None:
     r"""The text of the last final answer, or None.
 
     An answer is a complete `\boxed{...}` (also `\fbox`, `\framebox`, and `\boxed 2`) or the rest of the line after
-    `####`; whichever comes last in the text after the last `</think>` counts, the outer one of nested boxes. An empty
-    last answer is no answer, and neither is a box that is never closed.
+    `####`; whichever comes last in the text after the last `</think>` counts, the outer one of nested boxes. Behind a
+    box, a line after `####` that begins with a word is a heading. An empty last answer is no answer, and neither is a
+    box that is never closed.
     """
     text = _after_thought(completion)
     box = _last_box(text)
     marks = list(_HASH_MARK.finditer(text))
-    if marks and (box is None or marks[-1].start() >= box[0]):
+    if marks and (box is None or (marks[-1].start() >= box[0] and _VALUE_BEGINS.match(marks[-1].group(1)))):
         return marks[-1].group(1).strip() or None
     return box[1].strip() or None if box is not None else None
 

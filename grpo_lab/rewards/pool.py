@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
@@ -45,7 +46,7 @@ class Verifier:
             raise ConfigError(f"dataset.verifier={kind} is no verifier; use one of {', '.join(KINDS)}")
         if workers < 1:
             raise ConfigError(f"verifier.workers={workers} must be at least 1")
-        if not timeout > 0:
+        if not 0 < timeout < math.inf:
             raise ConfigError(f"verifier.timeout={timeout} must be a number of seconds above 0")
         self.kind = kind
         self.workers = workers

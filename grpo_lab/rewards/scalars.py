@@ -36,8 +36,8 @@ def same_value(gold: str, answer: str, tolerance: float | None) -> bool:
     answer, answer_percent = without_percent(without_marked_unit(answer))
     if gold_percent or answer_percent:
         gold, answer = without_marked_unit(gold), without_marked_unit(answer)
-    gold = without_bare_unit(gold, loosely=False)
-    answer = without_bare_unit(answer, loosely=not has_letters(gold))
+    gold = without_bare_unit(gold, numeric=False)
+    answer = without_bare_unit(answer, numeric=not has_letters(gold))
     gold_number, answer_number = Number(gold), Number(answer)
     if gold_percent == answer_percent:
         return gold_number.meets(answer_number, tolerance)
@@ -54,7 +54,7 @@ def is_defined(text: str) -> bool:
         return True
     value_text, _ = without_percent(without_marked_unit(text))
     try:
-        value = parse_value(without_bare_unit(without_marked_unit(value_text), loosely=False))
+        value = parse_value(without_bare_unit(without_marked_unit(value_text), numeric=False))
     except Unreadable:
         return False
     return not (isinstance(value, Expr) and exact(value).has(sympy.nan, sympy.zoo))

@@ -183,6 +183,8 @@ def _flat(kind: type[Listing] | type[Braces], members: list[Answer]) -> Answer:
 
 def _read_one(text: str) -> Answer:
     exact, *approximations = split(text, _APPROXIMATELY)
+    if approximations and not exact.strip():
+        return read(approximations[0])
     if approximations:
         return Named(_squeeze(exact), read(approximations[0])) if is_name(exact) else read(exact)
     tokens = [token for _, _, token in top_level(text)]

@@ -9,7 +9,7 @@ _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d+\s*\}|-?\d))?"
 _TEXT_UNIT = re.compile(
     rf"(?P<value>.*?\S)?(?P<joint>(?:\s|/|\\cdot|\\times)*)\\text\{{[^{{}}]*\}}{_POWER}\s*", re.DOTALL
 )
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\(?:circ|degrees?)\s*\}?|\\degrees?)$")
+_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\(?:circ|degrees?)\s*\}?|\\degrees?)(?:\s*[CFK])?$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\bper\s?cent(?:age)?|\\text\{\s*per\s?cent(?:age)?\s*\})\s*$", re.IGNORECASE)
 _VALUE_AND_TAIL = re.compile(r"(?P<value>.*?(?:[\d)}]|\\pi))(?P<blank> ?)(?P<tail>[A-Za-z].*)", re.DOTALL)
 _UNIT_WORD = re.compile(rf"([A-Za-z]+)\.?{_POWER}")
@@ -20,7 +20,11 @@ _ABBREVIATIONS = frozenset([
     "hrs", "min", "sec", "ms", "mph", "kph", "kmh", "Hz", "kHz", "MHz", "Pa", "kPa", "eV", "kW", "kWh", "kJ", "rad",
     "deg", "sq", "cu", "rs", "Rs",
 ])
+# Those that are also products of quantities: right behind a number they are letters, until a blank says otherwise.
+_PRODUCTS = frozenset(["nm", "mg", "ms", "ml", "mL", "cl", "dl", "hr", "Pa", "rs", "Rs", "mi", "sq", "cu"])
 # fmt: on
+# sinx, logt: a function of a letter, whatever its length.
+_FUNCTION_OF_LETTER = re.compile(r"(?:sin|cos|tan|cot|sec|csc|log|ln|exp)[xyzt]")
 # Bare letters after a number that are mathematics, whatever their length.
 # fmt: off
 _FUNCTIONS = frozenset([
@@ -47,27 +51,28 @@ def without_marked_unit(text: str) -> str:
         text = shorter.strip()
 
 
-def without_bare_unit(text: str, *, loosely: bool) -> str:
+def without_bare_unit(text: str, *, numeric: bool) -> str:
     """Drop bare words after a number: `18 dollars`, `5 km/h`, `12cm^2`.
 
-    `loosely` also takes short words and single letters. That is for an answer to a gold without letters: there, `5 m`
-    cannot be the product of 5 and m.
+    `numeric`: this is an answer to a gold without letters, where `5 m` and `3mg` cannot be products. Elsewhere short
+    words and single letters stay, and so do words right behind a number that may be products (`2rs`, `3abcd`).
     """
     match = _VALUE_AND_TAIL.fullmatch(text)
-    if match is None or not _is_unit(match["tail"], loosely=loosely and bool(match["blank"])):
+    if match is None:
         return text
-    return match["value"]
+    words = [word for word in re.split(r"\s*(?:/|\\cdot|\*|\s)\s*", match["tail"]) if word]
+    found = [_UNIT_WORD.fullmatch(word) for word in words]
+    is_unit = all(
+        each is not None and _is_unit_name(each[1], blank=bool(match["blank"]), numeric=numeric) for each in found
+    )
+    return match["value"] if is_unit else text
 
 
-def _is_unit(tail: str, *, loosely: bool) -> bool:
-    words = [word for word in re.split(r"\s*(?:/|\\cdot|\*|\s)\s*", tail) if word]
-    matches = [_UNIT_WORD.fullmatch(word) for word in words]
-    return all(match is not None and _is_unit_name(match[1], loosely=loosely) for match in matches)
-
-
-def _is_unit_name(name: str, *, loosely: bool) -> bool:
-    if name.lower() in _FUNCTIONS:
+def _is_unit_name(name: str, *, blank: bool, numeric: bool) -> bool:
+    if name.lower() in _FUNCTIONS or _FUNCTION_OF_LETTER.fullmatch(name):
         return False
-    if name in _ABBREVIATIONS or len(name) >= 4:
-        return True
-    return loosely and (len(name) == 3 or name in _SYMBOLS)
+    if name in _ABBREVIATIONS:
+        return blank or numeric or name not in _PRODUCTS
+    if len(name) >= 4:
+        return blank or numeric
+    return blank and numeric and (len(name) == 3 or name in _SYMBOLS)

@@ -126,7 +126,11 @@ class GroupCache:
 
     def attend(self, module: Any, query: Tensor, _key: Tensor, _value: Tensor, scaling: float | None) -> Tensor:
         """[B, 1, h, d] from queries [B, h, 1, d] over the prompt's and the row's own keys, this step's included."""
-        held = self._layers[module.layer_idx]
+        # Autocast would round what is held in float32.
+        with torch.autocast(query.device.type, enabled=False):
+            return self._attend(self._layers[module.layer_idx], query, scaling)
+
+    def _attend(self, held: _Layer, query: Tensor, scaling: float | None) -> Tensor:
         rows, heads, _, dim = query.shape
         kv, length = held.keys.shape[1], self.length + 1
         # Heads that share keys are rows of one matrix product.

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo_lab.config import compose_run
 from scripts.bench import growth, learner, sampler, update, versus_trl
-from scripts.bench.measure import ROOT, composed, start_server
+from scripts.bench.measure import ROOT, start_server
 from scripts.bench.report import Row, table
 from scripts.bench.runs import Bench
 
@@ -46,7 +47,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
-        "threads": composed().hardware.threads,
+        "threads": compose_run([]).hardware.threads,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
     }

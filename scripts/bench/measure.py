@@ -19,9 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra import compose, initialize_config_dir
-
-from grpo_lab.config import TrainConfig, conf_dir, register, to_config
+from grpo_lab.config import compose_run
 from grpo_lab.process import set_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,17 +33,10 @@ class ChildFailed(RuntimeError):
     """A child process raised, or a command did not end with 0; the message holds what it said."""
 
 
-def composed(*overrides: str) -> TrainConfig:
-    """The configuration of `grpo_lab.train` with these overrides."""
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return to_config(compose("config", overrides=list(overrides)))
-
-
 def start_server() -> None:
     """Start the process that children are forked from, in the environment that a run loads its libraries in."""
     before = dict(os.environ)
-    set_threads(composed())
+    set_threads(compose_run([]))
     multiprocessing.set_forkserver_preload(PRELOADED)
     forkserver.ensure_running()
     os.environ.clear()
@@ -81,7 +72,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any
 
     from grpo_lab.heap import keep_freed_memory
 
-    torch.set_num_threads(composed().hardware.threads)
+    torch.set_num_threads(compose_run([]).hardware.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     keep_freed_memory()

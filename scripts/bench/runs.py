@@ -11,7 +11,8 @@ from statistics import median
 from types import TracebackType
 from typing import Self
 
-from scripts.bench.measure import ROOT, Command, child, composed, python
+from grpo_lab.config import compose_run
+from scripts.bench.measure import ROOT, Command, child, python
 from scripts.bench.shapes import Model, Shape, write_model, write_prompts
 from scripts.bench.trl_run import MARK
 
@@ -137,7 +138,7 @@ class Trl:
             f"--responses={shape.responses}",
             f"--group-size={shape.group_size}",
             f"--response={shape.response}",
-            f"--threads={composed().hardware.threads}",
+            f"--threads={compose_run([]).hardware.threads}",
             f"--micro-batch={micro_batch}",
             *options,
         ]

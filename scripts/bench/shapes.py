@@ -113,7 +113,6 @@ REAL = Shape(
     micro_batch_tokens=640,
     logit_chunk=256,
 )
-SHAPES = (SHORT, LONG, REAL)
 
 
 def word(index: int) -> str:

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_lab.config import LearnerConfig, TrainConfig
+from grpo_lab.config import LearnerConfig, TrainConfig, compose_run
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch
 from grpo_lab.objectives import build_objective
 from grpo_lab.rollout.hf import HfEngine
 from grpo_lab.types import Group, Problem, Prompt, Rollout, Sampling
-from scripts.bench.measure import composed
 from scripts.bench.shapes import SHORT, Model, Shape, tokenizer
 
 
 def config(*overrides: str) -> TrainConfig:
     """The embedded default with GRPO and no reference, as all runs here."""
-    return composed("objective=grpo", "objective.beta=0", *overrides)
+    return compose_run(["objective=grpo", "objective.beta=0", *overrides])
 
 
 def prompts(shape: Shape) -> list[Prompt]:

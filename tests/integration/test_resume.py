@@ -15,6 +15,7 @@ from small_runs import KillPoint, rows, run_process
 
 from grpo_lab import checkpoint
 from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.runs import last_update
 from grpo_lab.train import train
 
 EVERY_PART = ["schedule.updates=12", "evaluation.every=2", "evaluation.n=2", "evaluation.k=[1,2]", "checkpoint.keep=9"]
@@ -140,13 +141,14 @@ def test_killed_at_random_moments(small: Callable[..., TrainConfig], straight: d
     whole = _straight(name, config, straight, tmp_path)
     run_dir = tmp_path / "killed"
     moments = random.Random(0)
-    code = run_process(config, run_dir, after=moments.uniform(1, 2))
-    for _ in range(6):
-        if code == 0:
+    killed = []
+    for attempt in range(4):
+        if run_process(config, run_dir, resuming=attempt > 0, kill_after=moments.uniform(0, 0.3)) == 0:
             break
-        code = run_process(config, run_dir, resuming=True, after=moments.uniform(1, 3))
-    if code != 0:
-        code = run_process(config, run_dir, resuming=True)
+        killed.append(last_update(run_dir))
+    # Between the first update and the last, which is what is to be seen.
+    assert any(0 < each < 12 for each in killed)
+    code = run_process(config, run_dir, resuming=True)
     assert code == 0
     _assert_same_run(whole, run_dir)
 

@@ -177,7 +177,7 @@ def test_importing_stays_light(module: str) -> None:
     """A wrong setting fails, and a verifier's worker starts, before anything heavy is loaded."""
     probe = (
         f"import sys, {module}; "
-        "print([name for name in ('torch', 'transformers', 'wandb', 'datasets', 'vllm', 'deepspeed') "
+        "print([name for name in ('torch', 'transformers', 'wandb', 'datasets', 'pyarrow', 'vllm', 'deepspeed') "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", probe], text=True, capture_output=True, check=True)

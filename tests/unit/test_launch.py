@@ -1,13 +1,17 @@
-"""What a launcher's environment says of a process."""
+"""What a launcher's environment says of a process, and how a child that it starts is stopped."""
 
 from __future__ import annotations
+
+import signal
+import subprocess
+import sys
 
 import pytest
 from run_config import run_config
 
 from grpo_lab.config import ConfigError
 from grpo_lab.distributed import World, device_of
-from grpo_lab.launch import Place, check_place, place_from_environment, start_ranks, typed_command
+from grpo_lab.launch import Place, check_place, place_from_environment, run_child, start_ranks, typed_command
 
 NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -71,6 +75,43 @@ def test_what_a_run_starts_knows_what_was_typed(monkeypatch: pytest.MonkeyPatch)
     assert typed_command()[1:] == ["train.py", "seed=1"]
     monkeypatch.setenv("GRPO_LAB_COMMAND", "python train.py 'a b' seed=2")
     assert typed_command() == ["python", "train.py", "a b", "seed=2"]
+
+
+PARENT = """
+import sys
+from grpo_lab import launch
+launch.GRACE = 0.5
+launch.run_child([sys.executable, "-c", sys.argv[1]], {})
+"""
+CHILD = """
+import signal, sys, time
+def end(*_):
+    print("tidy", flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_of_the_parent_alone_ends_the_child_tidily(number: int) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    parent.send_signal(number)
+    rest, error = parent.communicate(timeout=30)
+    assert rest == b"tidy\n"
+    assert parent.returncode != 0
+    assert b"KeyboardInterrupt" in error
+
+
+def test_a_childs_exit_code_and_output(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    program = "import os, sys; print(os.environ['MORE']); sys.exit(3)"
+    assert run_child([sys.executable, "-c", program], {"MORE": "here"}, stdout=sys.__stderr__) == 3
+    assert capfd.readouterr() == ("", "here\n")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_as_many_ranks_as_configured() -> None:

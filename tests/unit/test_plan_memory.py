@@ -12,7 +12,10 @@ from run_config import run_config
 from tiny import learner_settings, minibatch_of, random_groups, tiny_model
 
 from grpo_lab.config import conf_dir
+from grpo_lab.learner import zero_engine
 from grpo_lab.minibatches import micro_batches, pack, plan_rows
+from grpo_lab.plan import sampler as sampler_module
+from grpo_lab.plan import states as states_module
 from grpo_lab.plan.activations import AUTOCAST, BF16, FP32, MicroBatch, activations, layer_bytes, micro_batch
 from grpo_lab.plan.memory import GIB, Memory, memory
 from grpo_lab.plan.sampler import sampler
@@ -20,6 +23,8 @@ from grpo_lab.plan.shape import Shape, parameters, shape_of
 from grpo_lab.plan.states import states
 from grpo_lab.plan.volume import lengths_of
 from grpo_lab.policy import Policy, checkpoint_activations
+from grpo_lab.rollout import cache
+from grpo_lab.rollout.vllm.settings import model_length
 from grpo_lab.validation import validate
 
 # 210 parameters in the input matrix, 2 x 710 in the layers, 10 in the last norm: 1640, which four ranks share evenly.
@@ -326,7 +331,19 @@ def groups(name: str) -> list[str]:
     return [path.stem for path in sorted((conf_dir() / name).glob("*.yaml"))]
 
 
-@pytest.mark.parametrize("experiment", groups("experiment"))
+EXPERIMENTS = conf_dir() / "experiment"
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        name
+        for path in sorted(EXPERIMENTS.rglob("*.yaml"))
+        # The papers' defaults are no experiments; runs from a pool have no plan.
+        if (name := str(path.relative_to(EXPERIMENTS).with_suffix(""))).split("/")[-1]
+        not in ("default", "table5", "fig4")
+    ],
+)
 def test_every_experiment_is_planned(experiment: str) -> None:
     assert planned(f"experiment={experiment}").peak > 0
 
@@ -344,3 +361,12 @@ def test_every_model_and_every_hardware_is_planned(model: str, hardware: str) ->
     held = planned(f"model={model}", f"hardware={hardware}", f"dataset={task}", "evaluation.every=null")
     assert held.peak == max(sum(parts.values()) for parts in held.phases.values()) > 0
     assert held.on_gpu == (not hardware.startswith("cpu"))
+
+
+def test_what_plans_repeat_of_engines_is_as_there() -> None:
+    """Their modules load what learns and samples, which a plan does not."""
+    assert states_module.BUCKET == zero_engine.BUCKET
+    assert sampler_module.ROOM == cache.ROOM
+    for overrides in ([], ["evaluation.max_tokens=100"], ["evaluation.max_tokens=100", "evaluation.every=null"]):
+        config = run_config("hardware=cpu_vllm", "rollout.vllm.kv_cache_gb=1", *overrides)
+        assert sampler_module.longest_sequence(config) == model_length(config)

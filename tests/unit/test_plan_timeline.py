@@ -149,7 +149,8 @@ def test_lengths_stay_within_the_runs_limits() -> None:
         (["evaluation.every=null"], 0),
         (["scale=paper"], 500),
         (["dataset=math500", "model=smollm2_135m", "evaluation.problems=null"], 500),
-        (["dataset=gsm8k", "model=smollm2_135m", "evaluation.problems=null"], None),
+        (["dataset=gsm8k", "model=smollm2_135m", "evaluation.problems=null"], 1319),
+        (["dataset=deepscaler", "model=smollm2_135m", "evaluation.problems=null"], None),
     ],
 )
 def test_held_out_problems_as_far_as_they_are_known(overrides: list[str], problems: int | None) -> None:

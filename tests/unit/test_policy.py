@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,14 @@ def test_what_cannot_be_loaded_is_one_line_that_names_it(load: Any, place: str, 
 def test_a_missing_model_says_what_to_do_offline(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"point model\.path= at a local folder"):
         load_model(tmp_path / "none")
+
+
+def test_a_weight_file_that_was_cut_is_named(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_folder, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match=r"model\.path=.*cut has a damaged weight file .*: copy it again"):
+        load_model(tmp_path / "cut")
 
 
 def test_the_temperature_divides_the_logits_by_hand() -> None:

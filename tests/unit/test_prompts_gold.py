@@ -19,6 +19,7 @@ from grpo_lab.prompts.gold import NoReference, RowFault, after_hash, every_membe
         (Decimal("1E+2"), "100"),
         (1e-07, "0.0000001"),
         (123456789012345678901234567890, "123456789012345678901234567890"),
+        (10**400, f"1{'0' * 400}"),
         ("  \\frac{1}{2} ", "\\frac{1}{2}"),
         (["2", 5], "2, 5"),
     ],

@@ -68,6 +68,11 @@ def verdict(gold: str, answer: str) -> str:
         (r"\boxed{1} then" + "\n#### 2", "2"),
         ("#### 2\nno, " + r"\boxed{1}", "1"),
         (r"#### The result is \boxed{3}", "3"),
+        (r"So it is \boxed{5}." + "\n\n#### Check\n2+3=5", "5"),
+        (r"\boxed{5} ####", "5"),
+        (r"\boxed{5}" + "\n#### -7", "-7"),
+        (r"\boxed{5}" + "\n#### $7", "$7"),
+        ("#### east", "east"),
         (r"\boxed{a #### b}", "a #### b"),
         (r"<think>\boxed{1}</think> \boxed{2}", "2"),
         (r"\boxed{2} <think>\boxed{1}", "2"),
@@ -228,6 +233,30 @@ i | \sqrt{-1}
 4.333333333333333 | 4.333333
 \int_0^1 x dx | \frac12
 \emptyset | \{\}
+\sqrt{19} | √(19)
+\sqrt{19} | \sqrt(19)
+2\sqrt{3} | 2√(3)
+2^{\frac{n+1}{2}} | 2^((n+1)/2)
+(x+1)^2 | (x+1)**2
+1024 | 2**10
+2^{n+1} | 2 ** (n+1)
+2^{n+1} | 2**(n+1)
+5 | **5**
+30 | 30°C
+30 | 30^\circ C
+30^\circ \text{C} | 30
+90^\circ | 90°
+2nm | 2mn
+\frac{3}{2} m g | 1.5mg
+12 cm | 12cm
+3 mg | 3
+3 | 3mg
+3 mg | 3mg
+18 dollars | 18
+|ab| | |a||b|
+3.14 | \approx 3.14
+\approx 3.14 | 3.14
+1,\!234,\!567 | 1234567
 """
 
 UNEQUAL = r"""
@@ -287,6 +316,20 @@ p - q | q-p
 \frac73 | 2(\frac13)
 7 | 4(3)
 \int_0^1 x dx | \frac13
+2rs | 2
+\frac{1}{2}mg | \frac{1}{2}
+4 | 4sinx
+3abcd | 3
+a+b+|c| | a+b+c
+a+b+c+|d| | a+b+c-d
+a+b+c+|d| | a+b+c+d
+|ab| | -ab
+|ab| | ab
+(1,2) | 12
+(x+1)^2 | (x+1)2
+(x+1)^2 | 2x+2
+1024 | 2*10
+\sqrt{19} | √(18)
 """
 
 

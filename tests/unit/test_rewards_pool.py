@@ -304,6 +304,8 @@ def test_command_prints_one_verdict_a_row_in_order(tmp_path: Path, capsys: pytes
     [
         ("{oops\n", "not JSON"),
         ("[1]\n", "not a JSON object"),
+        ('{"gold": ' + "[" * 100_000 + "\n", "not JSON (maximum recursion depth"),
+        ('{"gold": ' + "1" * 5_000 + ', "completion": ""}\n', "not JSON (Exceeds the limit"),
         ({"gold": "1"}, "no completion; add it"),
         ({"completion": "1"}, "no gold; add it"),
         ({"gold": None, "completion": ""}, "gold is null; make it a string, a number, or a list of these"),
@@ -327,6 +329,19 @@ def test_command_names_the_bad_row_and_keeps_the_good_ones(
     assert f"{pairs}, line 2: " in printed.err
     assert message in printed.err
     assert len(printed.out.splitlines()) == 1
+
+
+def test_command_names_a_row_that_is_not_utf8_and_reads_numbers_of_any_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = 10**400
+    pairs = write_rows(tmp_path / "pairs.jsonl", {"gold": large, "completion": boxed(str(large))})
+    with pairs.open("ab") as stream:
+        stream.write(b'{"gold": "\xe9", "completion": ""}\n')
+    assert main([str(pairs)]) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["verdict"] == "correct"
+    assert f"{pairs}, line 2: not JSON ('utf-8' codec can't decode" in printed.err
 
 
 def test_command_reads_more_rows_than_it_holds_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

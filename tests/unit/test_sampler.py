@@ -503,3 +503,28 @@ def test_a_second_end_token_of_the_folder_ends_responses(model_folder: Path, tmp
         for ids, whole in zip(group, longer, strict=True):
             ends = [position for position, token in enumerate(whole) if token in (EOS, 5)]
             assert ids == whole[: ends[0] + 1 if ends else None]
+
+
+@pytest.mark.parametrize("length", [3, cache.COPIED_PROMPT + 1])
+def test_attention_over_the_cache_is_float32_under_autocast(length: int) -> None:
+    """For prompts that are copied to their rows and for those that are not: the same to the last bit with autocast as
+    without, where BF16 products would differ in the third digit."""
+    made = torch.Generator().manual_seed(1)
+    groups, m, kv, heads, dim = 2, 3, 2, 4, 8
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made).bfloat16()
+
+    held = cache.GroupCache(torch.tensor([length, length - 1]), m)
+    held.update(random(groups, kv, length, dim), random(groups, kv, length, dim), 0)
+    held.update(random(groups * m, kv, 1, dim), random(groups * m, kv, 1, dim), 0)
+    query = random(groups * m, heads, 1, dim).float()
+
+    class Module:
+        layer_idx = 0
+
+    plain = held.attend(Module, query, query, query, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = held.attend(Module, query, query, query, None)
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow, plain, rtol=0, atol=0)

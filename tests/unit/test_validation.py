@@ -50,7 +50,13 @@ RULES: list[tuple[list[str], str]] = [
     (["learner.warmup_updates=-1"], "learner.warmup_updates=-1 must be at least 0"),
     (["seed=-1"], "seed=-1 must lie in 0 .. 2^32 - 1"),
     (["seed=4294967296"], "seed=4294967296 must lie in 0 .. 2^32 - 1"),
-    (["verifier.timeout=0"], "verifier.timeout=0.0 must be above 0 seconds"),
+    (["verifier.timeout=0"], "verifier.timeout=0.0 must be a number of seconds above 0"),
+    (["verifier.timeout=inf"], "verifier.timeout=inf must be a number of seconds above 0"),
+    (
+        ["dataset.held_out=0.5"],
+        "dataset.held_out=0.5 has no effect on arithmetic, which is made here, in a split of its",
+    ),
+    (["dataset.on_error=skip"], "dataset.on_error=skip has no effect on arithmetic, which is made here"),
     (["dataset.template=Solve:"], "dataset.template='Solve:' must hold {question}"),
     (["hardware.device=gpu"], "hardware.device=gpu is not known: choose cpu, cuda or cuda:0"),
     (["group_size=1"], "group_size=1 must be at least 2: every objective compares the responses of a group"),
@@ -205,6 +211,22 @@ def test_values_at_the_edge_of_a_rule_are_allowed() -> None:
     ]
     for overrides in edges:
         assert validate(run_config(*overrides)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            "parts.1.template={question}!",
+            "dataset.parts.1.template={question}! has no effect on openr1, which is part of",
+        ),
+        ("parts.0.held_out=0.5", "dataset.parts.0.held_out=0.5 has no effect on guru"),
+        ("test_set=null", "dataset.test_path=held.jsonl is a copy of dataset.test_set, which is null: name that set"),
+    ],
+)
+def test_keys_that_a_mixture_does_not_read_are_refused(change: str, said: str) -> None:
+    (line,) = problems("dataset=alp_math", "model=smollm2_135m", "dataset.test_path=held.jsonl", f"dataset.{change}")
+    assert line.startswith(said)
 
 
 def test_words_that_are_not_known() -> None:

@@ -188,6 +188,17 @@ def test_a_server_with_another_tokenizer_or_version(fake: FakeServer, tmp_path: 
         make_host(fake, tmp_path).start()
 
 
+def test_a_server_that_is_no_vllm(fake: FakeServer, tmp_path: Path) -> None:
+    fitting(fake)
+    fake.replies["/server_info"] = {"name": "another program"}
+    with pytest.raises(EngineError, match=r"does not answer as vLLM does \(KeyError\('vllm_config'\)\); start it with"):
+        make_host(fake, tmp_path).start()
+    fake.replies["/version"] = "<html>"
+    fake.pages.add("/version")
+    with pytest.raises(EngineError, match=r"/version was answered with something else than JSON"):
+        make_host(fake, tmp_path).start()
+
+
 def test_a_server_that_its_keeper_restarted_gets_its_weights_again(fake: FakeServer, tmp_path: Path) -> None:
     fitting(fake)
     engine = VllmEngine(

@@ -14,7 +14,7 @@ from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.rollout.hf import HfEngine
 from grpo_lab.sync import SyncError, hand_over, prove_by_scoring
 from grpo_lab.types import Group, Sampling
-from grpo_lab.weights import Weights, clone, combine, digest, fingerprint
+from grpo_lab.weights import Weights, combine, copied, digest, fingerprint
 
 PROMPTS = [make_prompt("a", [3, 12, 4, 13]), make_prompt("b", [9, 13])]
 
@@ -86,13 +86,14 @@ def test_bfloat16_and_parameters() -> None:
     assert fingerprint(weights) == fingerprint([("a", torch.ones(3, dtype=torch.bfloat16))])
 
 
-def test_a_clone_is_left_alone() -> None:
+def test_a_copy_made_in_passing_is_left_alone() -> None:
     weights = {"a": torch.nn.Parameter(torch.ones(3))}
-    copied = clone(weights.items())
+    copies: dict[str, Tensor] = {}
+    assert [tensor is weights[name] for name, tensor in copied(weights.items(), copies)] == [True]
     with torch.no_grad():
         weights["a"].add_(1)
-    assert copied["a"].tolist() == [1, 1, 1]
-    assert not copied["a"].requires_grad
+    assert copies["a"].tolist() == [1, 1, 1]
+    assert not copies["a"].requires_grad
 
 
 # --- engines with a fault ---------------------------------------------------------------------------------------

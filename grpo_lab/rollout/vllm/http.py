@@ -110,7 +110,10 @@ async def _complete_one(
 
 def _content(path: str, reply: httpx.Response) -> Any:
     if reply.is_success:
-        return reply.json() if reply.content else None
+        try:
+            return reply.json() if reply.content else None
+        except ValueError as error:
+            raise HostLost(f"{path} was answered with something else than JSON") from error
     raise HostLost(f"{path} was answered with status {reply.status_code}: {' '.join(reply.text.split())[:300]}")
 
 

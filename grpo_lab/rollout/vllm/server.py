@@ -190,8 +190,14 @@ class ServerHost:
 
     def _check_fits(self) -> None:
         """Raises:
-        EngineError: it serves something else than the run needs.
+        EngineError: it serves something else than the run needs, or is no vLLM.
         """
+        try:
+            self._compare_settings()
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self.name} does not answer as vLLM does ({error!r}); {self._how()}") from error
+
+    def _compare_settings(self) -> None:
         assert self._api is not None
         try:
             check_version(self._api.get("/version", timeout=SHORT)["version"])
