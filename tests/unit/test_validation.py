@@ -216,10 +216,7 @@ def test_values_at_the_edge_of_a_rule_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            "parts.1.template={question}!",
-            "dataset.parts.1.template={question}! has no effect on openr1, which is part of",
-        ),
+        ("parts.1.chat=false", "dataset.parts.1.chat=False has no effect on openr1, which is part of a mixture"),
         ("parts.0.held_out=0.5", "dataset.parts.0.held_out=0.5 has no effect on guru"),
         ("test_set=null", "dataset.test_path=held.jsonl is a copy of dataset.test_set, which is null: name that set"),
     ],
