@@ -120,18 +120,21 @@ def errors_on_one_line(*, raised_by_all: Collection[str] = ()) -> Iterator[None]
 
 def _is_foreseen(error: Exception) -> bool:
     """Whether an error explains itself: ours, one of composition, or of a folder or disk that takes no files."""
-    if isinstance(error, OSError):
-        return error.errno in UNUSABLE and error.filename is not None
-    return type(error).__module__.startswith(("grpo_lab", "__main__")) or isinstance(
-        error, HydraException | OmegaConfBaseException
-    )
+    if type(error).__module__.startswith(("grpo_lab", "__main__")):
+        return True
+    # Some of Hydra's are errors of the system as well.
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return True
+    return isinstance(error, OSError) and error.errno in UNUSABLE and error.filename is not None
 
 
 def _as_lines(error: Exception) -> str:
     """An error's text; what Hydra spreads over lines and causes, on one."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be used: {error.strerror}; name another place (run_dir=, out=), or make room"
     if not isinstance(error, HydraException | OmegaConfBaseException):
+        if isinstance(error, OSError) and error.filename is not None:
+            return (
+                f"{error.filename} cannot be used: {error.strerror}; name another place (run_dir=, out=), or make room"
+            )
         return str(error)
     cause = error.__cause__
     parts = str(error).splitlines() + ([str(cause).splitlines()[0]] if cause is not None and str(cause) else [])
