@@ -82,11 +82,13 @@ def _figures(collated: Collated, judged: Judged, one: Comparison) -> str:
     else:
         gains = one.left_side.less is not None
         left, right = (number_text(measure, each, signed=gains) for each in (one.left, one.right))
+        if judged.ordering.than is not None:
+            left, right = f"{left} of {measure}", f"{right} of {judged.ordering.than}"
         text = f"{left} against {right}: {difference}"
     if len(judged.comparisons) > 1:
         benchmark = "" if one.benchmark is None else f"{one.benchmark}: "
-        other = "" if one.right_side is None else f" against {_name(collated, one.right_side)}"
-        text = f"{benchmark}{_name(collated, one.left_side)}{other} {text}, {one.verdict}"
+        names = [_name(collated, each) for each in (one.left_side, one.right_side) if each is not None]
+        text = f"{benchmark}{' against '.join(dict.fromkeys(names))} {text}, {one.verdict}"
     over = [f"{len(one.seeds)} {'seed' if len(one.seeds) == 1 else 'seeds'}"]
     if one.checkpoints is not None:
         over.append(_over(one.checkpoints))

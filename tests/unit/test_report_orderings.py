@@ -438,8 +438,11 @@ def test_a_lead_that_another_measure_shrinks(tmp_path: Path) -> None:
     (found,) = judged(definition, *groups)
     assert [(each.left, each.right) for each in found.comparisons] == [(0.0, 50.0), (0.0, 50.0)]
     assert found.verdict == "holds"
-    ((said, *_),) = verdict_grid(collated(definition, *groups), [found]).rows
+    ((said, _, _, ours, *_),) = verdict_grid(collated(definition, *groups), [found]).rows
     assert said == "best (%): GGPO less GRPO and GGPO less AGRO < mean (%): GGPO less GRPO and GGPO less AGRO"
+    assert ours.startswith(
+        "GGPO less GRPO +0.00 of best against +50.00 of mean: -50.00, holds (1 seed); GGPO less AGRO "
+    )
 
 
 def test_stretches_of_each_phrase() -> None:
