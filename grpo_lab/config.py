@@ -29,6 +29,11 @@ class ConfigError(ValueError):
     """A setting that cannot work. The message is one line that names the key and the fix."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, for a message of one line; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 # --- model ------------------------------------------------------------------------------------------------------
 
 
@@ -549,7 +554,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
+        raise ConfigError(first_line(error)) from error
     assert isinstance(config, TrainConfig)
     return config
 

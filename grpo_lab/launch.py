@@ -64,14 +64,18 @@ def run_child(command: Sequence[str], environment: Mapping[str, str], *, stdout:
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         nonlocal told
+        told = True
+        # While the child is being started nobody could wait for it: see below.
         if process is not None:
-            told = True
             process.terminate()
-        raise KeyboardInterrupt
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
         process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=stdout)
+        if told:
+            process.terminate()
+            raise KeyboardInterrupt
         return process.wait()
     except KeyboardInterrupt:
         if process is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_lab.atomic import write_atomically
-from grpo_lab.config import ConfigError, TrainConfig
+from grpo_lab.config import ConfigError, TrainConfig, first_line
 from grpo_lab.runs import holds_a_run, last_update
 from grpo_lab.schedule import Schedule
 
@@ -214,7 +214,7 @@ def failures_recorded(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        record_failure(run_dir, f"{(str(error).splitlines() or [''])[0] or type(error).__name__}")
+        record_failure(run_dir, first_line(error))
         raise
 
 

@@ -29,9 +29,9 @@ GG_STD_EPS = 1e-6
 # RG states no value for the epsilon of its Eq. 1; ours.
 RG_VAR_EPS = 1e-4
 VERL_MAX_LOG_RATIO = 20.0
+VERL_MAX_K3 = 10.0
 # Of a logged distribution over groups.
 BINS = 64
-VERL_MAX_K3 = 10.0
 
 GroupFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo_lab.attention import IMPLEMENTATION, install, packed_attention
-from grpo_lab.config import ConfigError
+from grpo_lab.config import ConfigError, first_line
 from grpo_lab.logprobs import selected_logprobs
 from grpo_lab.minibatches import PackedBatch
 
@@ -37,7 +37,7 @@ def load_model(folder: str | Path, *, revision: str | None = None, dtype: torch.
         raise ConfigError(f"model.path={folder} has a damaged weight file ({error}): copy it again") from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.id or model.path={folder} cannot be loaded: {_first_line(error)} (offline? point model.path= at a "
+            f"model.id or model.path={folder} cannot be loaded: {first_line(error)} (offline? point model.path= at a "
             "local folder)"
         ) from error
     # The run's own settings say how to sample. Of the folder's, only the token ids stay: some sampling values that
@@ -62,12 +62,8 @@ def load_tokenizer(folder: str | Path, *, revision: str | None = None) -> Any:
         return AutoTokenizer.from_pretrained(folder, revision=revision)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.id or model.path={folder} has no tokenizer that loads: {_first_line(error)}"
+            f"model.id or model.path={folder} has no tokenizer that loads: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_lab import checkpoint
-from grpo_lab.config import ConfigError
+from grpo_lab.config import ConfigError, first_line
 from grpo_lab.policy import load_model
 
 BASE = "base"
@@ -163,7 +163,7 @@ def local_folder(source: str) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(DECISIVE)))
     except Exception as error:
         # A library of many errors: none, an unknown id, no network, no permission.
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(
             f"{source} cannot be had from the hub ({reason}): check the id and the network, or name a local folder"
         ) from error

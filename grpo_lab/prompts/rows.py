@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import ConfigError, TableConfig
+from grpo_lab.config import ConfigError, TableConfig, first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _download(config: TableConfig, repository: str, file: str, key: str) -> Path
 
 def _unavailable(config: TableConfig, key: str, error: Exception) -> ConfigError:
     """One message for the many ways a library says that it cannot have a data set."""
-    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    reason = first_line(error)
     return ConfigError(
         f"{key}.id={config.id} cannot be loaded from the hub ({type(error).__name__}: {reason}): check the id, the "
         f"revision and the network, or point {key}.path= at a local .jsonl, .json or .parquet copy"

@@ -39,7 +39,10 @@ if (run / "fail").exists():
 weights = run / f"checkpoints/update_{update:06d}/model/model.safetensors"
 assert weights.exists(), "the checkpoint is gone"
 row = {"update": update, "model": (run / f"digest_{update}").read_text(), "scores": {"sums/mean@2": update / 10}}
-pathlib.Path(words["row"]).write_text(json.dumps(row))
+# In one step, as the command does: who waits for it may look at any moment.
+place = pathlib.Path(words["row"])
+place.with_suffix(".tmp").write_text(json.dumps(row))
+os.replace(place.with_suffix(".tmp"), place)
 """
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$@" > {folder}/sbatch_words
