@@ -16,7 +16,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from grpo_lab.config import ConfigError, TrainConfig, conf_dir, register, to_config
+from grpo_lab.composition import conf_dir, register, to_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.launch import place_from_environment
 
 # Hydra's own words do not say where a launcher comes from.

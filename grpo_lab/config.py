@@ -1,28 +1,15 @@
-"""Every key of a run, typed. The values live in `conf/`; this file holds the types and the way from Hydra to objects.
+"""Every key of a run, typed. The values live in `conf/`.
 
-Only this module and the decorated entry points see Hydra or OmegaConf: the rest of the package gets the dataclasses
-below. Importing this module loads neither torch nor an engine. Rules that span keys are in `validation.py`.
+Importing this module loads neither torch nor an engine. The way from `conf/` to these objects is `composition.py`,
+rules that span keys are in `validation.py`.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
-from grpo_lab.atomic import write_atomically
 
 
 class ConfigError(ValueError):
@@ -470,16 +457,6 @@ DATASET_SCHEMAS = {"arithmetic": ArithmeticConfig, "table": TableConfig, "mixtur
 OBJECTIVE_SCHEMAS = {"grpo": GrpoConfig, "agro": AgroConfig, "ggpo": GgpoConfig}
 
 
-def register() -> None:
-    """Tell Hydra the schemas. A YAML of a group with variants names its own first in its defaults list."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
-    for kind, dataset_node in DATASET_SCHEMAS.items():
-        store.store(group="schema/dataset", name=kind, node=dataset_node)
-    for family, objective_node in OBJECTIVE_SCHEMAS.items():
-        store.store(group="schema/objective", name=family, node=objective_node)
-
-
 def by_scale(values: DictConfig, *, _root_: DictConfig) -> Any:
     """`${by_scale:{paper:5e-6,tiny:2e-4}}`: the value, or the option of a group, at the scale that was chosen.
 
@@ -494,98 +471,5 @@ def by_scale(values: DictConfig, *, _root_: DictConfig) -> Any:
     return values[scale]
 
 
-# On import, not in `register`: workers of a parallel launcher compose their jobs with no more than this module loaded.
+# On import, and beside the types: workers of a parallel launcher compose their jobs with no more than these loaded.
 OmegaConf.register_new_resolver("by_scale", by_scale, replace=True)
-
-
-def conf_dir() -> Path:
-    """The folder of YAML files: inside the package when installed from a wheel, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    installed, checkout = package / "conf", package.parent / "conf"
-    return installed if installed.is_dir() else checkout
-
-
-def dataset_config(name: str) -> DatasetConfig:
-    """The data set that `conf/dataset/<name>.yaml` describes, composed as in a run.
-
-    Raises:
-        ConfigError: there is no such file, or it does not fit the schema.
-    """
-    if not (conf_dir() / "dataset" / f"{name}.yaml").is_file():
-        raise ConfigError(f"there is no data set {name!r}: {conf_dir() / 'dataset'} holds no {name}.yaml")
-    register()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            config = OmegaConf.to_object(compose(f"dataset/{name}").dataset)
-    except (OmegaConfBaseException, HydraException) as error:
-        raise ConfigError(f"conf/dataset/{name}.yaml: {' '.join(str(error).split())}") from error
-    assert isinstance(config, DatasetConfig)
-    return config
-
-
-@cache
-def _composed_once(words: tuple[str, ...]) -> DictConfig:
-    register()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", overrides=list(words))
-
-
-def compose_run(words: Sequence[str], values: Mapping[str, Any] | None = None) -> TrainConfig:
-    """The run that `python -m grpo_lab.train <words>` describes, with `values` set by key on top.
-
-    The words are composed once, which takes a hundred milliseconds; the values, a few.
-
-    Raises:
-        ConfigError: a key without a value, or an interpolation that leads nowhere.
-        HydraException, OmegaConfBaseException: a group, key or type that does not exist.
-    """
-    tree = copy.deepcopy(_composed_once(tuple(words)))
-    for key, value in (values or {}).items():
-        OmegaConf.update(tree, key, value)
-    return to_config(tree)
-
-
-def to_config(composed: DictConfig) -> TrainConfig:
-    """The composed tree as typed objects, every interpolation resolved once.
-
-    Raises:
-        ConfigError: a key without a value, or an interpolation that leads nowhere.
-    """
-    try:
-        config = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        raise ConfigError(first_line(error)) from error
-    assert isinstance(config, TrainConfig)
-    return config
-
-
-def save_config(config: TrainConfig, path: Path) -> None:
-    """Write every key, so that `load_config` gives an equal configuration; a crash leaves the old file or the new."""
-    write_atomically(path, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
-
-
-def load_config(path: Path) -> TrainConfig:
-    """Read back what `save_config` wrote.
-
-    Raises:
-        ConfigError: the file is missing, or does not fit this version's schema.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path} is missing: resume= takes a run folder, which holds config.yaml")
-    try:
-        raw = OmegaConf.load(path)
-        assert isinstance(raw, DictConfig), "it holds a list"
-        schema = OmegaConf.structured(TrainConfig)
-        schema.dataset = OmegaConf.structured(DATASET_SCHEMAS[raw.dataset.kind])
-        schema.objective = OmegaConf.structured(OBJECTIVE_SCHEMAS[raw.objective.family])
-        merged = OmegaConf.merge(schema, raw)
-        assert isinstance(merged, DictConfig)
-        return to_config(merged)
-    except (OmegaConfBaseException, YAMLError, AttributeError, KeyError, AssertionError) as error:
-        raise ConfigError(f"{path} does not fit this version of grpo_lab: {' '.join(str(error).split())}") from error
-
-
-def config_hash(section: Any) -> str:
-    """A short stable name for the values of a config section."""
-    plain = OmegaConf.to_container(OmegaConf.structured(section), resolve=True)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_lab.config import ArithmeticConfig, ConfigError, RecipeConfig, TrainConfig, config_hash
+from grpo_lab.composition import config_hash
+from grpo_lab.config import ArithmeticConfig, ConfigError, RecipeConfig, TrainConfig
 from grpo_lab.evaluation.scoring import evaluate, scores
 from grpo_lab.minibatches import Minibatch, make_minibatch, micro_batches, pack, plan_rows
 from grpo_lab.policy import Policy

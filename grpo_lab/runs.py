@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
+from grpo_lab.composition import load_config, save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate
 

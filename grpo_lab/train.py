@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_lab.command import HYDRA_TRACEBACK, INTERRUPTED, WANTS_TRACEBACK, composed, errors_on_one_line
-from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
+from grpo_lab.composition import load_config, save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.heap import keep_freed_memory
 from grpo_lab.launch import (
     HELD_VARIABLE,

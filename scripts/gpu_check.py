@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from grpo_lab import distributed
-from grpo_lab.config import RecipeConfig, TrainConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import RecipeConfig, TrainConfig
 from grpo_lab.diagnostics import log_ratios
 from grpo_lab.learner import Learner, StepResult
 from grpo_lab.learner.torch_local import TorchLearner

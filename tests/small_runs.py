@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_lab import checkpoint
-from grpo_lab.config import TrainConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import TrainConfig
 from grpo_lab.runs import last_update
 
 SMALL = [

@@ -16,7 +16,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from grpo_lab.config import LearnerConfig, TrainConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import LearnerConfig, TrainConfig
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch, micro_batches, pack, plan_rows
 from grpo_lab.objectives import Objective, build_objective

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_lab.config import (
-    ArithmeticConfig,
-    ConfigError,
-    DatasetConfig,
-    MixtureConfig,
-    TableConfig,
-    TrainConfig,
-    dataset_config,
-)
+from grpo_lab.composition import dataset_config
+from grpo_lab.config import ArithmeticConfig, ConfigError, DatasetConfig, MixtureConfig, TableConfig, TrainConfig
 from grpo_lab.prompts import Split, load_problems, render
 from grpo_lab.seeds import derive
 from grpo_lab.types import Problem, Prompt

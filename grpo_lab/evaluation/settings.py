@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import ConfigError, PoolConfig, TrainConfig, load_config
+from grpo_lab.composition import load_config
+from grpo_lab.config import ConfigError, PoolConfig, TrainConfig
 from grpo_lab.runs import CONFIG_FILE
 from grpo_lab.validation import validate
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import ConfigError, TrainConfig, load_config
+from grpo_lab.composition import load_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.plan.options import Options
 from grpo_lab.plan.sampler import sampling_devices
 from grpo_lab.plan.shape import shape_of

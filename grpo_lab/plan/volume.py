@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from grpo_lab.config import (
-    ArithmeticConfig,
-    ConfigError,
-    DatasetConfig,
-    MixtureConfig,
-    TableConfig,
-    TrainConfig,
-    dataset_config,
-)
+from grpo_lab.composition import dataset_config
+from grpo_lab.config import ArithmeticConfig, ConfigError, DatasetConfig, MixtureConfig, TableConfig, TrainConfig
 from grpo_lab.schedule import Schedule, prompts_at_a_time
 
 

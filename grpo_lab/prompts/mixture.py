@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from grpo_lab.config import ConfigError, DatasetConfig, MixtureConfig, TableConfig, dataset_config
+from grpo_lab.composition import dataset_config
+from grpo_lab.config import ConfigError, DatasetConfig, MixtureConfig, TableConfig
 from grpo_lab.prompts.overlap import count_shared, first_of_each
 from grpo_lab.prompts.render import Rendered, user_content
 from grpo_lab.prompts.split import Split, split_by_hash

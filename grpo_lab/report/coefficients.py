@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from grpo_lab.config import ObjectiveConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import ObjectiveConfig
 from grpo_lab.objectives import Objective, build_objective
 from grpo_lab.types import Counts, LossInputs
 

@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from grpo_lab.config import ConfigError, TrainConfig, load_config
+from grpo_lab.composition import load_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.ledger import Standing, standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_lab.command import errors_on_one_line
-from grpo_lab.config import ConfigError, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import ConfigError
 from grpo_lab.launch import run_child
 from grpo_lab.ledger import standing
 from grpo_lab.runs import CONFIG_FILE, holds_a_run

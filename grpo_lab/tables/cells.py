@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_lab.config import ConfigError, TrainConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.ledger import result_hash
 from grpo_lab.schedule import Schedule
 from grpo_lab.tables.definition import Cell, Definition

@@ -14,7 +14,8 @@ from typing import Any
 
 from yaml import YAMLError, safe_load  # type: ignore[import-untyped]
 
-from grpo_lab.config import ConfigError, conf_dir
+from grpo_lab.composition import conf_dir
+from grpo_lab.config import ConfigError
 from grpo_lab.tables.fields import SCALES, Fields
 from grpo_lab.tables.when import END, PLACES, When
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from grpo_lab.config import ConfigError, TrainConfig, config_hash
+from grpo_lab.composition import config_hash
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.tracking.board import Board, replayed, run_title
 from grpo_lab.tracking.clock import PhaseClock
 from grpo_lab.tracking.jsonl import AppendFile, encode_row, plain_numbers, restore_rows, without_reserved

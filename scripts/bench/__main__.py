@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import compose_run
+from grpo_lab.composition import compose_run
 from scripts.bench import growth, learner, sampler, update, versus_trl
 from scripts.bench.measure import ROOT, start_server
 from scripts.bench.report import Row, table

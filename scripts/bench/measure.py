@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo_lab.config import compose_run
+from grpo_lab.composition import compose_run
 from grpo_lab.process import set_threads
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from statistics import median
 from types import TracebackType
 from typing import Self
 
-from grpo_lab.config import compose_run
+from grpo_lab.composition import compose_run
 from scripts.bench.measure import ROOT, Command, child, python
 from scripts.bench.shapes import Model, Shape, write_model, write_prompts
 from scripts.bench.trl_run import MARK

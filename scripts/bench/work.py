@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_lab.config import LearnerConfig, TrainConfig, compose_run
+from grpo_lab.composition import compose_run
+from grpo_lab.config import LearnerConfig, TrainConfig
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.minibatches import Minibatch, make_minibatch
 from grpo_lab.objectives import build_objective

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_lab.config import dataset_config
+from grpo_lab.composition import dataset_config
 from grpo_lab.evaluation.agreement import Agreement, Answered
 from grpo_lab.evaluation.benchmarks import held_out_source, some_of
 from grpo_lab.evaluation.lighteval import second_verdicts, without_dollars

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_lab.config import dataset_config
+from grpo_lab.composition import dataset_config
 from grpo_lab.prompts import render
 from grpo_lab.rollout.hf import HfEngine
 from grpo_lab.seeds import derive

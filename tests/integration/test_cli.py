@@ -151,7 +151,7 @@ def test_the_wheel_carries_its_configuration(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "groups_per_minibatch: 32" in shown.stdout
     found = subprocess.run(
-        [sys.executable, "-c", "import grpo_lab.config as c; print(c.conf_dir())"],
+        [sys.executable, "-c", "import grpo_lab.composition as c; print(c.conf_dir())"],
         cwd=elsewhere,
         env={**os.environ, "PYTHONPATH": str(site)},
         text=True,

@@ -14,7 +14,8 @@ import pytest
 from small_runs import SMALL, compose_small, run_module, run_process
 
 from grpo_lab import checkpoint
-from grpo_lab.config import ConfigError, TrainConfig, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.evaluation.settings import run_settings
 from grpo_lab.evaluation.stage import Job, evaluate_models
 from grpo_lab.models import prepare_model

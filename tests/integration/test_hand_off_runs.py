@@ -15,7 +15,8 @@ import pytest
 from small_runs import SMALL, compose_small, rows, run_module, run_process
 
 from grpo_lab import checkpoint
-from grpo_lab.config import TrainConfig, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import TrainConfig
 
 SETTINGS = [
     "schedule.v=2",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from small_runs import SMALL, rows, run_process
 
-from grpo_lab.config import ConfigError, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import ConfigError
 from grpo_lab.ledger import FAILURE_FILE, claimed, standing
 from grpo_lab.tables.cells import Run, runs_of
 from grpo_lab.tables.definition import load_definition

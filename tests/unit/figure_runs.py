@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import save_config
+from grpo_lab.composition import save_config
 from grpo_lab.report.collate import Collated, collate
 from grpo_lab.report.stored import Shelf
 from grpo_lab.runs import CONFIG_FILE

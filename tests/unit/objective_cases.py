@@ -19,7 +19,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from grpo_lab.config import ObjectiveConfig, conf_dir, register
+from grpo_lab.composition import conf_dir, register
+from grpo_lab.config import ObjectiveConfig
 from grpo_lab.objectives import Objective, build_objective
 from grpo_lab.types import Counts, LossInputs, LossOutput
 

@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from grpo_lab.config import TrainConfig, conf_dir, register, to_config
+from grpo_lab.composition import conf_dir, register, to_config
+from grpo_lab.config import TrainConfig
 
 
 def composed(*overrides: str) -> DictConfig:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_lab.config import TrainConfig, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import TrainConfig
 from grpo_lab.report.collate import Collated, Group
 from grpo_lab.tables.cells import runs_of
 from grpo_lab.tables.definition import Definition, matches

@@ -13,20 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from run_config import composed, run_config
 
-from grpo_lab.config import (
-    ArithmeticConfig,
-    ConfigError,
-    MixtureConfig,
-    TableConfig,
-    TrainConfig,
-    conf_dir,
-    config_hash,
-    dataset_config,
-    load_config,
-    register,
-    save_config,
-    to_config,
-)
+from grpo_lab.composition import conf_dir, config_hash, dataset_config, load_config, register, save_config, to_config
+from grpo_lab.config import ArithmeticConfig, ConfigError, MixtureConfig, TableConfig, TrainConfig
 from grpo_lab.validation import validate
 
 # --- composition ------------------------------------------------------------------------------------------------
@@ -234,7 +222,7 @@ def test_the_hash_is_of_the_values() -> None:
 def test_configuration_imports_no_heavy_library() -> None:
     """A wrong setting must fail before torch has loaded, and worker processes must not load it at all."""
     code = (
-        "import sys, grpo_lab.config, grpo_lab.validation, grpo_lab.schedule, grpo_lab.types, grpo_lab.metrics; "
+        "import sys, grpo_lab.composition, grpo_lab.validation, grpo_lab.schedule, grpo_lab.types, grpo_lab.metrics; "
         "print(sorted({'torch', 'transformers', 'wandb', 'datasets', 'numpy'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

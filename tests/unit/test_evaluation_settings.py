@@ -13,7 +13,8 @@ import pytest
 from run_config import run_config
 from tiny import char_tokenizer
 
-from grpo_lab.config import ConfigError, TableConfig, TrainConfig, conf_dir, dataset_config, save_config
+from grpo_lab.composition import conf_dir, dataset_config, save_config
+from grpo_lab.config import ConfigError, TableConfig, TrainConfig
 from grpo_lab.evaluation.benchmarks import held_out_source, load_benchmarks, some_of
 from grpo_lab.evaluation.settings import Request, check_request, run_settings, single_process, take_request
 from grpo_lab.evaluation.targets import digest_of, other_targets, run_targets, weights_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_lab.config import TrainConfig, compose_run, conf_dir
+from grpo_lab.composition import compose_run, conf_dir
+from grpo_lab.config import TrainConfig
 from grpo_lab.ledger import result_hash
 from grpo_lab.schedule import Schedule
 from grpo_lab.validation import validate

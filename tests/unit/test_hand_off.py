@@ -18,7 +18,8 @@ from run_config import run_config
 from tiny import char_tokenizer
 
 from grpo_lab import checkpoint
-from grpo_lab.config import ConfigError, TrainConfig, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.distributed import World
 from grpo_lab.evaluation.settings import Request, check_request, run_settings
 from grpo_lab.evaluation.targets import digest_as_saved, digest_of

@@ -20,6 +20,7 @@ ORDER = [
     "seeds",
     "atomic",
     "config",
+    "composition",
     "schedule",
     "validation_engines",
     "validation_hand_off",
@@ -104,7 +105,7 @@ HEAVY = {
     "rich": {"tracking", "plan", "tables", "evaluation"},
     "math_verify": {"rewards"},
     "pebble": {"rewards"},
-    "hydra": {"config", "command"},
+    "hydra": {"composition", "command"},
     "matplotlib": {"report"},
 }
 
@@ -168,7 +169,7 @@ def test_the_order_names_what_exists() -> None:
         "grpo_lab.tables.__main__",
         "grpo_lab.report.__main__",
         "grpo_lab.pool.__main__",
-        "grpo_lab.config",
+        "grpo_lab.composition",
         "grpo_lab.rewards",
         "grpo_lab.prompts",
     ],

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from run_config import run_config
 
-from grpo_lab.config import ConfigError, TrainConfig, save_config
+from grpo_lab.composition import save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.plan.hours import least_v
 from grpo_lab.plan.options import Options, take_options
 from grpo_lab.plan.probe import UPDATES, probe_words

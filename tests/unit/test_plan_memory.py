@@ -11,7 +11,7 @@ import torch
 from run_config import run_config
 from tiny import learner_settings, minibatch_of, random_groups, tiny_model
 
-from grpo_lab.config import conf_dir
+from grpo_lab.composition import conf_dir
 from grpo_lab.learner import zero_engine
 from grpo_lab.minibatches import micro_batches, pack, plan_rows
 from grpo_lab.plan import sampler as sampler_module

@@ -12,7 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from grpo_lab.config import ArithmeticConfig, ConfigError, TableConfig, conf_dir, dataset_config, register
+from grpo_lab.composition import conf_dir, dataset_config, register
+from grpo_lab.config import ArithmeticConfig, ConfigError, TableConfig
 from grpo_lab.prompts import Split, load_problems
 
 NAMES = sorted(path.stem for path in (conf_dir() / "dataset").glob("*.yaml"))
@@ -35,7 +36,7 @@ def test_an_unknown_or_ill_fitting_file_is_one_clear_line(tmp_path: Path, monkey
     (tmp_path / "dataset" / "odd.yaml").write_text(
         "defaults:\n  - /schema/dataset/table@_here_\n  - _self_\nkind: table\nname: odd\ncolour: red\n"
     )
-    monkeypatch.setattr("grpo_lab.config.conf_dir", lambda: tmp_path)
+    monkeypatch.setattr("grpo_lab.composition.conf_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match=r"conf/dataset/odd\.yaml: .*colour"):
         dataset_config("odd")
 

@@ -12,7 +12,8 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from grpo_lab.config import ColumnsConfig, ConfigError, DatasetConfig, MixtureConfig, TableConfig, dataset_config
+from grpo_lab.composition import dataset_config
+from grpo_lab.config import ColumnsConfig, ConfigError, DatasetConfig, MixtureConfig, TableConfig
 from grpo_lab.prompts import Rendered, fitting_warnings, load_problems
 from grpo_lab.prompts.overlap import normalise
 

@@ -9,7 +9,8 @@ import pytest
 from figure_runs import cells_of, write_run
 from stored_runs import groups_of, leave_cells, leave_run
 
-from grpo_lab.config import ConfigError, load_config, save_config
+from grpo_lab.composition import load_config, save_config
+from grpo_lab.config import ConfigError
 from grpo_lab.report.__main__ import main, read_request, report_on_targets
 from grpo_lab.report.addenda import whole_plate
 from grpo_lab.report.collate import Slot, collate

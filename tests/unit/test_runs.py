@@ -10,7 +10,8 @@ import pytest
 from run_config import run_config
 
 from grpo_lab import ledger, train
-from grpo_lab.config import ConfigError, TrainConfig, load_config, save_config
+from grpo_lab.composition import load_config, save_config
+from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.launch import HELD_VARIABLE
 from grpo_lab.ledger import BusyError, claimed
 from grpo_lab.runs import CONFIG_FILE, choose_folder, last_update, settle
