@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +26,61 @@ REFRESH = 160
 
 
 def main() -> None:
-    """Print the three parts as Markdown."""
+    """Print its parts as Markdown."""
     shelf = Shelf()
-    print("\n\n".join([by_digits(shelf), fixed_reference(shelf), by_collection(shelf)]))
+    small: dict[str, Any] = {"model": "qwen3_1_7b_base"}
+    near = {name: _finished(shelf, "gg-table1", {**small, "objective": name}) for name in METHODS}
+    far = {"grpo": _finished(shelf, "gg-table4", {"objective": "grpo", "schedule.v": 128})}
+    aligned = {"schedule.v": 128, "schedule.t_ref": 128}
+    far |= {name: _finished(shelf, "gg-table4", {**aligned, "objective": name}) for name in ("agro", "ggpo")}
+    refreshed = {
+        f"T_ref {each or 'none'}": _finished(
+            shelf, "gg-table2", {"objective": "grpo", "schedule.t_ref": each, "seed": 42}
+        )
+        for each in (None, 160, 320)
+    }
+    parts = [
+        by_digits("N = 8", near),
+        by_digits("N = 128, T_ref 128", far),
+        by_digits("GRPO at N = 8", refreshed),
+        fixed_reference(shelf),
+        by_collection(shelf),
+    ]
+    print("\n\n".join(parts))
 
 
-def by_digits(shelf: Shelf) -> str:
-    """Accuracy and problems solved in 32 at N = 8, by the digits of a problem's numbers, and paired differences: each
-    problem's mean over seeds, resampled over problems."""
-    cells = {"model": "qwen3_1_7b_base"}
-    runs = {name: list(_finished(shelf, "gg-table1", {**cells, "objective": name})) for name in METHODS}
-    some = next(run for each in runs.values() for run in each)
-    assert isinstance(some.config.dataset, ArithmeticConfig)
-    digits = {each.id: len(each.question.split("+")[0]) for each in make_problems(some.config.dataset).test}
-    of_problem = np.array([digits[each] for each in some.evaluations[0].ids])
-    right = {name: np.mean([_rates(run) for run in each], axis=0) for name, each in runs.items()}
-    solved = {name: np.mean([_rates(run) > 0 for run in each], axis=0) for name, each in runs.items()}
-    right["base"] = some.evaluations[0].correct / some.evaluations[0].n
-    solved["base"] = right["base"] > 0
-    lines = [f"## By digits, N = 8 ({', '.join(f'{name} {len(each)} seeds' for name, each in runs.items())})", ""]
-    for title, values in (("right", right), ("solved in 32", solved)):
-        for number in sorted(set(digits.values())):
-            mine = of_problem == number
-            means = ", ".join(f"{name} {100 * values[name][mine].mean():.1f}" for name in ("base", *METHODS))
-            lines.append(f"- {title}, {number} digits ({mine.sum()} problems), %: {means}")
-            for other in ("agro", "ggpo"):
-                difference = 100 * (values["grpo"] - values[other])[mine]
+def by_digits(title: str, sides: Mapping[str, Sequence[StoredRun]]) -> str:
+    """Right answers, and problems solved in 32, by the digits of a problem's numbers, at the end: of the base model and
+    of each side, a mean over its seeds. Under each the first side less another, with its interval over problems."""
+    lines = [f"## By digits, {title} ({', '.join(f'{name}: {len(runs)}' for name, runs in sides.items())} seeds)", ""]
+    if not all(sides.values()):
+        return "\n".join([*lines, "Not all of it is run."])
+    first, *others = sides
+    some = sides[first][0]
+    base = some.evaluations[0].correct / some.evaluations[0].n
+    right = {"base": base} | {name: np.mean([_rates(run) for run in runs], axis=0) for name, runs in sides.items()}
+    solved = {"base": base > 0} | {
+        name: np.mean([_rates(run) > 0 for run in runs], axis=0) for name, runs in sides.items()
+    }
+    digits = _digits(some)
+    for measure, values in (("right", right), ("solved in 32", solved)):
+        for number in np.unique(digits):
+            mine = digits == number
+            means = ", ".join(f"{name} {100 * each[mine].mean():.1f}" for name, each in values.items())
+            lines.append(f"- {measure}, {number} digits ({mine.sum()} problems), %: {means}")
+            for other in others:
+                difference = 100 * (values[first] - values[other])[mine]
                 found = interval_over_problems(difference)
-                said = "too few problems" if found is None else f"[{found.low:+.1f}, {found.high:+.1f}] {found.method}"
-                lines.append(f"  - grpo less {other} {difference.mean():+.1f} {said}")
+                said = "too few problems" if found is None else f"[{found.low:+.1f}, {found.high:+.1f}]"
+                lines.append(f"  - {first} less {other} {difference.mean():+.1f} {said}")
     return "\n".join(lines)
+
+
+def _digits(run: StoredRun) -> np.ndarray:
+    """Of the numbers of each held-out problem, in the order of evaluations."""
+    assert isinstance(run.config.dataset, ArithmeticConfig)
+    digits = {each.id: len(each.question.split("+")[0]) for each in make_problems(run.config.dataset).test}
+    return np.array([digits[each] for each in run.evaluations[0].ids])
 
 
 def fixed_reference(shelf: Shelf) -> str:
@@ -118,7 +143,9 @@ def _swing(run: StoredRun) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _finished(shelf: Shelf, target: str, at: Mapping[str, Any]) -> Iterator[StoredRun]:
+def _finished(shelf: Shelf, target: str, at: Mapping[str, Any]) -> list[StoredRun]:
+    """The finished runs of a table's cells; of the others a line says so."""
+    found = []
     for run in runs_of(load_definition(target), "tiny", []):
         if matches(run.cell.labels, at):
             try:
@@ -127,9 +154,10 @@ def _finished(shelf: Shelf, target: str, at: Mapping[str, Any]) -> Iterator[Stor
                 print(error, file=sys.stderr)
                 continue
             if stored.standing.state == "finished":
-                yield stored
+                found.append(stored)
             else:
                 print(f"{run.folder} is not finished: left out", file=sys.stderr)
+    return found
 
 
 def _rates(run: StoredRun) -> np.ndarray:
