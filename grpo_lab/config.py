@@ -215,7 +215,7 @@ class AgroConfig(ObjectiveConfig):
 
 @dataclass
 class GgpoConfig(ObjectiveConfig):
-    """GGPO (GG Eqs. 8-11), with token clipping (Eqs. 63-66) where `token_clip` is set."""
+    """GGPO (GG Eqs. 6, 8-11), with token clipping (Eqs. 63-66) where `token_clip` is set."""
 
     beta: float = MISSING
     token_clip: float | None = None

@@ -26,7 +26,7 @@ from grpo_lab.metrics import Histogram, Mean, Metric
 from grpo_lab.types import LossInputs, LossOutput
 
 GG_STD_EPS = 1e-6
-# RG states no value for the epsilon of its Eq. 1; ours.
+# RG states no value for the epsilon of its Eq. 2; ours.
 RG_VAR_EPS = 1e-4
 VERL_MAX_LOG_RATIO = 20.0
 VERL_MAX_K3 = 10.0
@@ -65,7 +65,7 @@ class Objective:
 def group_advantages(rewards: Tensor, rule: str) -> Tensor:
     """Group-relative advantages [G, m] of rewards [G, m], without gradient.
 
-    `gg` (GG C.2): (r - mean) / (std_{ddof=1} + 1e-6). `rg` (RG Eq. 1): (r - mean) / sqrt(var_{ddof=0} + 1e-4).
+    `gg` (GG C.2): (r - mean) / (std_{ddof=1} + 1e-6). `rg` (RG Eq. 2): (r - mean) / sqrt(var_{ddof=0} + 1e-4).
     `centred`: r - mean. A group of equal rewards has advantage exactly 0.
     """
     centred = rewards - rewards.mean(-1, keepdim=True)
@@ -228,7 +228,7 @@ def adjusted_rewards(rewards: Tensor, log_ratio: Tensor, beta: float) -> Tensor:
 
 
 def gibbs_gap(rewards: Tensor, log_ratio: Tensor, beta: float) -> Tensor:
-    """J_g / beta = log(mean_i exp(R_i / beta)) - mean_i R_i / beta, [G] (GG Eq. 8). At least 0; 0 iff all R agree."""
+    """J_g / beta = log(mean_i exp(R_i / beta)) - mean_i R_i / beta, [G] (GG Eq. 6). At least 0; 0 iff all R agree."""
     return torch.logsumexp(adjusted_rewards(rewards, log_ratio, beta), -1) - math.log(rewards.shape[-1])
 
 

@@ -229,7 +229,8 @@ def _why_none(definition: Definition, scale: str, reader: Reader, run: StoredRun
     if not isinstance(measure, Accuracy):
         return f"{slot.measure} is not logged"
     if (measure.after_training and reader.benchmarks) or (measure.task is not None and reader.lighteval):
-        return f"not evaluated yet: python -m grpo_lab.evaluate run={run.folder} {definition.evaluate[scale]}"
+        words = next(each for each in definition.evaluate[scale] if measure.task is None or slot.measure in each)
+        return f"not evaluated yet: python -m grpo_lab.evaluate run={run.folder} {words}"
     return f"no evaluation gives {slot.measure}" + ("" if slot.when == END else f" {slot.when}")
 
 

@@ -152,8 +152,9 @@ def command(collated: Collated) -> str:
     """What makes the runs and this report."""
     arguments = f' ARGS="{" ".join(collated.words)}"' if collated.words else ""
     lines = [f"make {collated.definition.target} SCALE={collated.scale}{arguments}"]
-    if words := collated.definition.evaluate.get(collated.scale):
-        lines += [f"python -m grpo_lab.evaluate run=<each run's folder> {words}", f"make tables SCALE={collated.scale}"]
+    if commands := collated.definition.evaluate.get(collated.scale):
+        lines += [f"python -m grpo_lab.evaluate run=<each run's folder> {words}" for words in commands]
+        lines.append(f"make tables SCALE={collated.scale}")
     return "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ def claim(collated: Collated, judged: Judged) -> Hashable:
     if isinstance(kind, Accuracy) and not reader.of_evaluations(ordering.measure):
         measure = (kind.score,)
     elif isinstance(kind, Accuracy):
-        measure = (ordering.measure, reader.benchmarks, reader.n)
+        measure = (ordering.measure, tuple(reader.benchmarks.items()))
     elif isinstance(kind, Training):
         measure = (kind.column, kind.reduce, reader.window)
     relation, pairs = (
@@ -109,8 +109,8 @@ def _readers(reader: Reader, ordering: Ordering) -> Iterator[tuple[str | None, R
     if not ordering.each_benchmark:
         yield None, reader
         return
-    for benchmark in reader.benchmarks:
-        yield benchmark, replace(reader, benchmarks=(benchmark,))
+    for benchmark, n in reader.benchmarks.items():
+        yield benchmark, replace(reader, benchmarks={benchmark: n})
 
 
 def _pairs(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -41,12 +41,12 @@ _STATISTICS = {"minimum": "min", "maximum": "max", "median": "median", "mean": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A definition at a scale. `benchmarks`, `n`: of final scores; none: the run's own held-out problems, as many
-    responses as the run's evaluations have. `lighteval`: scores of RG's tables are its. `frame`: all runs share it."""
+    """A definition at a scale. `benchmarks`: of final scores, each with its responses a problem; none: the run's own
+    held-out problems, as many responses as the run's evaluations have. `lighteval`: scores of RG's tables are its.
+    `frame`: all runs share it."""
 
     window: int | None = None
-    benchmarks: tuple[str, ...] = ()
-    n: int = 0
+    benchmarks: Mapping[str, int] = field(default_factory=dict)
     lighteval: bool = False
     frame: Frame = ALONE
 
@@ -56,17 +56,20 @@ class Reader:
         Raises:
             ConfigError: the definition's `evaluate` names benchmarks without a number of responses.
         """
-        words = definition.evaluate.get(scale, "")
-        named = re.search(r"evaluation\.benchmarks=\[([^\]]*)\]", words)
-        n = re.search(r"evaluation\.n=(\d+)", words)
-        lighteval = "lighteval=true" in words.split()
-        if named and not n and not lighteval:
-            raise ConfigError(f"{definition.target}.yaml: evaluate.{scale} must say evaluation.n=")
+        benchmarks: dict[str, int] = {}
+        commands = definition.evaluate.get(scale, ())
+        for words in commands:
+            named = re.search(r"evaluation\.benchmarks=\[([^\]]*)\]", words)
+            n = re.search(r"evaluation\.n=(\d+)", words)
+            if not named or not n:
+                raise ConfigError(
+                    f"{definition.target}.yaml: evaluate.{scale} must say evaluation.benchmarks=[...] evaluation.n=..."
+                )
+            benchmarks |= dict.fromkeys(named.group(1).split(","), int(n.group(1)))
         return cls(
             window=definition.window.get(scale),
-            benchmarks=tuple(named.group(1).split(",")) if named else (),
-            n=int(n.group(1)) if n else 0,
-            lighteval=lighteval,
+            benchmarks=benchmarks,
+            lighteval=any("lighteval=true" in words.split() for words in commands),
         )
 
     def end(self, run: StoredRun, name: str) -> Reading | None:
@@ -87,17 +90,17 @@ class Reader:
             return None
         if measure.after_training and self.benchmarks:
             return self._evaluated(run, name, BASE)
-        if (task := self._task(name)) is not None:
-            judged = self._opinions(run, task).get(BASE)
+        if self._task(name) is not None:
+            judged = self._opinions(run, name).get(BASE)
             return None if judged is None else Reading(judged.score)
         return read_at(run, name, 0, self.frame)
 
     def checkpoints(self, run: StoredRun, name: str) -> Series:
         """A measure of accuracy at each checkpoint: by lighteval where the table asks for it, else at each evaluation
         while training. Without the untrained model."""
-        if (task := self._task(name)) is None:
+        if self._task(name) is None:
             return curve(run, name, self.frame).within(0, run.updates)
-        judged = self._opinions(run, task)
+        judged = self._opinions(run, name)
         return Series.of(sorted((e.update, e.score) for target, e in judged.items() if target != BASE and e.update))
 
     def curve(self, run: StoredRun, name: str) -> Series:
@@ -138,7 +141,7 @@ class Reader:
         if not self.of_evaluations(name):
             return
         if (task := self._task(name)) is not None:
-            for model, opinion in self._opinions(run, task).items():
+            for model, opinion in self._opinions(run, name).items():
                 yield task, model, opinion.settings
             return
         for benchmark in self.benchmarks:
@@ -170,11 +173,13 @@ class Reader:
         measure = KINDS[name]
         return measure.task if isinstance(measure, Accuracy) and self.lighteval else None
 
-    def _opinions(self, run: StoredRun, task: str) -> dict[str, Opinion]:
-        return lighteval_opinions(run.folder, task, self.n or run.config.evaluation.n)
+    def _opinions(self, run: StoredRun, name: str) -> dict[str, Opinion]:
+        task = self._task(name)
+        assert task is not None, name
+        return lighteval_opinions(run.folder, task, self.benchmarks[name])
 
     def _evaluation(self, run: StoredRun, model: str, benchmark: str) -> Evaluated | None:
-        return evaluated_on(run.folder, model, benchmark, self.n)
+        return evaluated_on(run.folder, model, benchmark, self.benchmarks[benchmark])
 
     def _evaluated(self, run: StoredRun, name: str, model: str) -> Reading | None:
         """From stored evaluations on all benchmarks together, each problem counting the same; None unless all are
@@ -186,7 +191,7 @@ class Reader:
         pooled = Counts(
             tuple(f"{benchmark}/{each}" for benchmark, counts in whole for each in counts.ids),
             np.concatenate([counts.correct for _, counts in whole]),
-            self.n,
+            whole[0][1].n,
         )
         return score_counts(name, pooled, None)
 

@@ -118,9 +118,9 @@ class Ordering:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """A target of `make`. `rows` and `columns`: cell keys, as the paper lays them out (a column may be a measure).
-    `also`: rows that are no runs. `evaluate`: words for `python -m grpo_lab.evaluate run=<folder>`, by scale. `window`:
-    last updates that measures of training are averaged over, by scale. `at_updates`: evaluations that it shows, besides
-    the last one. `hours`: of the paper, for one run."""
+    `also`: rows that are no runs. `evaluate`: by scale, the words of each `python -m grpo_lab.evaluate run=<folder>`
+    that final scores come from. `window`: last updates that measures of training are averaged over, by scale.
+    `at_updates`: evaluations that it shows, besides the last one. `hours`: of the paper, for one run."""
 
     target: str
     paper: str
@@ -136,7 +136,7 @@ class Definition:
     remarks: tuple[str, ...]
     also: tuple[str, ...]
     at_updates: tuple[int, ...]
-    evaluate: Mapping[str, str]
+    evaluate: Mapping[str, tuple[str, ...]]
     window: Mapping[str, int]
     hardware: str | None
     hours: float | None
@@ -189,7 +189,10 @@ def read_definition(path: Path) -> Definition:
         remarks=tuple(fields.maybe("remarks", list) or ()),
         also=tuple(fields.maybe("also", list) or ()),
         at_updates=tuple(fields.numbers("at_updates")),
-        evaluate=fields.scaled("evaluate", str),
+        evaluate={
+            scale: (words,) if isinstance(words, str) else tuple(words)
+            for scale, words in fields.scaled("evaluate", str, list).items()
+        },
         window=fields.scaled("window", int),
         hardware=fields.maybe("hardware", str),
         hours=fields.maybe("hours", float, int),
@@ -276,8 +279,8 @@ def _ordering(fields: Fields) -> Ordering:
     fields.end()
     if found.less is not None and found.relation not in (">", "<"):
         raise fields.fail("less", f"goes with relations > and <, not {found.relation!r}")
-    if found.than is not None and (found.less is None or found.when != END):
-        raise fields.fail("than", "goes with less, at the end of runs")
+    if found.than is not None and (found.right is None or found.when != END):
+        raise fields.fail("than", "goes with a right side, at the end of runs")
     if found.relation in TRENDS and found.when.phrase in PLACES:
         raise fields.fail("when", f"must be a stretch of updates for relation {found.relation!r}, not {found.when}")
     if (found.right is None) != (found.relation in TRENDS):
@@ -295,7 +298,7 @@ def _check(file: str, definition: Definition) -> None:
     for k, each in enumerate(definition.orderings):
         named.append((f"orderings[{k}].left", each.left, each.measure))
         if each.right is not None:
-            named.append((f"orderings[{k}].right", each.right, each.measure))
+            named.append((f"orderings[{k}].right", each.right, each.than or each.measure))
         if each.less is not None and each.right is not None:
             named.append((f"orderings[{k}].less, left", {**each.left, **each.less}, each.measure))
             named.append((f"orderings[{k}].less, right", {**each.right, **each.less}, each.than or each.measure))

@@ -67,9 +67,9 @@ class Fields:
         for index, each in enumerate(self.maybe(key, list) or []):
             yield Fields(self.file, f"{key}[{index}].", each)
 
-    def scaled(self, key: str, kind: type) -> dict[str, Any]:
+    def scaled(self, key: str, *kinds: type) -> dict[str, Any]:
         values = Fields(self.file, f"{key}.", self.maybe(key, dict) or {})
-        found = {scale: values.maybe(scale, kind) for scale in SCALES}
+        found = {scale: values.maybe(scale, *kinds) for scale in SCALES}
         values.end()
         return {scale: value for scale, value in found.items() if value is not None}
 

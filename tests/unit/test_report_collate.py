@@ -253,7 +253,9 @@ def test_words_that_a_definition_gets_wrong(table: Definition, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"orderings\[0\].when must be a stretch of updates for relation 'rises'"):
         read_definition(tmp_path / "u.yaml")
     (tmp_path / "u.yaml").write_text(TABLE.replace(" evaluation.n=4", ""))
-    with pytest.raises(ConfigError, match=r"u.yaml: evaluate.paper must say evaluation.n="):
+    with pytest.raises(
+        ConfigError, match=r"u.yaml: evaluate.paper must say evaluation.benchmarks=\[...\] evaluation.n="
+    ):
         Reader.of(read_definition(tmp_path / "u.yaml"), "paper")
 
 

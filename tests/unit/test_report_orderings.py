@@ -445,6 +445,23 @@ def test_a_lead_that_another_measure_shrinks(tmp_path: Path) -> None:
     )
 
 
+def test_one_answer_against_the_best_of_several(tmp_path: Path) -> None:
+    """Six answers in ten on every problem, against problems of which the other solves half."""
+    ordering = "left: {objective: ggpo}, relation: '>', right: {objective: grpo}, measure: mean, than: best"
+    definition = define(tmp_path, ordering)
+    half = [32 * (k % 2) for k in range(PROBLEMS)]
+    sides = [
+        group({1: a_run({UPDATES: each}, n=32)}, objective=name) for name, each in (("ggpo", level(20)), ("grpo", half))
+    ]
+    (found,) = judged(definition, *sides)
+    (pair,) = found.comparisons
+    assert (pair.left, pair.right) == (62.5, 50.0)
+    # 62.5 on each against 100 and 0 by turns: the problems' spread of 50 leaves 12.5 open.
+    assert found.said == "not distinguishable (one seed)"
+    ((said, *_),) = verdict_grid(collated(definition, *sides), [found]).rows
+    assert said == "mean (%): GGPO > best (%): GRPO"
+
+
 def test_stretches_of_each_phrase() -> None:
     def spans(text: str) -> list[tuple[int, int]]:
         return When.read(text).spans(100, [0, 40, 80, 100])

@@ -243,12 +243,16 @@ PAIR = "left: {objective: ggpo}, right: {objective: grpo}, measure: average, sou
             "t.yaml: orderings[0].less goes with relations > and <, not '~'",
         ),
         (
+            f"orderings: [{{{PAIR}, than: pass@32, when: early, relation: '>'}}]",
+            "t.yaml: orderings[0].than goes with a right side, at the end of runs",
+        ),
+        (
             f"orderings: [{{{PAIR}, than: pass@32, relation: '>'}}]",
-            "t.yaml: orderings[0].than goes with less, at the end of runs",
+            "t.yaml: orderings[0].right is of 'pass@32', which measures does not name",
         ),
         (
             f"orderings: [{{{PAIR}, less: {{objective: grpo}}, than: pass@32, relation: '>'}}]",
-            "t.yaml: orderings[0].less, right is of 'pass@32', which measures does not name",
+            "t.yaml: orderings[0].right is of 'pass@32', which measures does not name",
         ),
         ("paper: xx", "t.yaml: paper is 'xx': choose rg, gg, own"),
         ("cells: [{colour: 3}]", "t.yaml: cells[0].colour is no key of a cell"),
