@@ -21,12 +21,11 @@ from grpo_lab.models import prepare_model
 from grpo_lab.objectives import build_objective
 from grpo_lab.offline.proof import prove_pool
 from grpo_lab.offline.source import Pool, PoolSource, check_prompts, load_pool
-from grpo_lab.policy import AUTOCAST, load_tokenizer
+from grpo_lab.policy import load_tokenizer
 from grpo_lab.prompts import PromptStream, Split, fitting_warnings, load_problems, render
 from grpo_lab.rewards import Verifier
-from grpo_lab.rollout import RolloutEngine, build_rollout_engine
+from grpo_lab.rollout import DRIFT_TOLERANCE, RolloutEngine, build_rollout_engine
 from grpo_lab.rollout.follower import FollowerEngine
-from grpo_lab.rollout.hf import DRIFT_TOLERANCE
 from grpo_lab.rollout.spread import SpreadEngine
 from grpo_lab.runstate import RunState
 from grpo_lab.schedule import Schedule, prompts_at_a_time
@@ -94,7 +93,7 @@ def _build_engine(config: TrainConfig, folder: str, run_dir: Path, world: World)
     of where nothing is sampled: a pool is learned from, and never evaluated."""
     rollout = config.rollout
     if config.source == "pool" and config.evaluation.every is None:
-        return FollowerEngine(drift_tolerance=DRIFT_TOLERANCE[AUTOCAST[config.learner.precision]], dtype=torch.float32)
+        return FollowerEngine(drift_tolerance=DRIFT_TOLERANCE[config.learner.precision], dtype=torch.float32)
     if world.size > 1 and (rollout.engine == "hf" or rollout.vllm.mode == "in_process"):
         inner = build_rollout_engine(config, folder, run_dir, world)
         return SpreadEngine(

@@ -276,7 +276,7 @@ class VllmConfig:
     max_model_len: int | None = MISSING
     # Without graph capture or compilation: starts sooner, samples slower.
     eager: bool = MISSING
-    # GPUs of a worker or server that the run starts (CUDA_VISIBLE_DEVICES); null: those that the process sees.
+    # GPUs of a worker or server that the run starts, numbered as the run sees them; null: all of those.
     devices: str | None = MISSING
     # Give the engine's memory to the learner while it learns (in_process on a GPU).
     sleep: bool = MISSING

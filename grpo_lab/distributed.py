@@ -7,7 +7,7 @@ while the others wait for its result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a rank waits for another. Sampling a collection or an evaluation is one such wait and has time limits of its
-# own; a rank that dies is noticed at once.
+# How long a rank waits for what the leading one does alone. Sampling a collection or an evaluation is one such wait and
+# has time limits of its own; over gloo a rank that dies is noticed at once.
 PATIENCE = timedelta(hours=12)
+# How long it waits inside what all ranks compute together, where NCCL notices nothing of a rank that died.
+PASS_PATIENCE = timedelta(minutes=30)
 
 
 # What gloo and NCCL say of a rank that ended.
@@ -96,6 +98,15 @@ class World:
         self.lead(lambda: kept.append(work()))
         return kept[0] if kept else None
 
+    def share(self, items: Iterable[T]) -> Iterator[T]:
+        """The leading rank's items, one by one, on every rank. All of them take them to the end."""
+        if self.size == 1:
+            yield from items
+            return
+        mine = iter(items)
+        while (item := self.lead(lambda: next(mine, None))) is not None:
+            yield item
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks, on every rank."""
         if self.size == 1:
@@ -138,7 +149,7 @@ def join(*, rank: int = 0, size: int = 1, local_rank: int = 0) -> World:
     if size == 1:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=PASS_PATIENCE)
     return World(rank, size, local_rank, dist.new_group(backend="gloo", timeout=PATIENCE))
 
 

@@ -34,7 +34,7 @@ from grpo_lab.evaluation.benchmarks import load_benchmarks
 from grpo_lab.evaluation.lighteval_process import find_python
 from grpo_lab.evaluation.targets import digest_as_saved
 from grpo_lab.guarded import GuardedProcess, last_lines
-from grpo_lab.launch import without_launcher
+from grpo_lab.launch import visible_gpus, without_launcher
 from grpo_lab.policy import load_tokenizer
 from grpo_lab.tracking import Tracker
 
@@ -359,15 +359,12 @@ def placement(config: TrainConfig) -> Iterator[str]:
     if slurm:
         yield "rollout.vllm.devices=null"
     elif evaluation.device is not None and evaluation.device != "cpu":
-        yield from (f"rollout.vllm.devices={_visible(evaluation.device)}", "rollout.vllm.tensor_parallel=1")
+        yield from (f"rollout.vllm.devices={_gpu(evaluation.device)}", "rollout.vllm.tensor_parallel=1")
 
 
-def _visible(device: str) -> str:
-    """A GPU of this process, as CUDA_VISIBLE_DEVICES names it."""
-    index = int(device.removeprefix("cuda:"))
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if not names:
-        return str(index)
-    if index >= len(names):
+def _gpu(device: str) -> int:
+    """Its place among the GPUs of this process."""
+    index, names = int(device.removeprefix("cuda:")), visible_gpus()
+    if names and index >= len(names):
         raise ConfigError(f"evaluation.device={device}: CUDA_VISIBLE_DEVICES={','.join(names)} has no such GPU")
-    return names[index]
+    return index

@@ -41,6 +41,11 @@ def free_port() -> int:
         return port
 
 
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that a process may use, as CUDA_VISIBLE_DEVICES names them; empty: all of the machine."""
+    return [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+
+
 def typed_command() -> list[str]:
     """The command line that the user typed to start this run."""
     typed = os.environ.get(TYPED_VARIABLE)
@@ -55,7 +60,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def run_child(command: Sequence[str], environment: Mapping[str, str], *, stdout: TextIO | None = None) -> int:
     """Run a command of this package to its end, `environment` added to ours. Returns its exit code.
 
-    A stop (Ctrl-C, SIGTERM) is the child's as well, which ends tidily; it is waited for.
+    A stop (Ctrl-C, SIGTERM, a scheduler's notice) is the child's as well, which ends tidily; it is waited for.
 
     `stdout`: where its output goes, if not where ours does.
     """
@@ -77,8 +82,12 @@ def run_child(command: Sequence[str], environment: Mapping[str, str], *, stdout:
             process.terminate()
             raise KeyboardInterrupt
         return process.wait()
-    except KeyboardInterrupt:
+    except BaseException as stopped:
         if process is not None:
+            # What else is raised here, such as submitit's notice of a time limit, the child has not heard of.
+            if not isinstance(stopped, KeyboardInterrupt):
+                process.terminate()
+                told = True
             _wait_for_end(process, told=told)
         raise
     finally:
@@ -118,7 +127,9 @@ def place_from_environment() -> Place | None:
     # SLURM_NTASKS is set in batch scripts as well, where one process has yet to start the others.
     if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         environment.setdefault("MASTER_ADDR", _first_host(environment))
-        environment.setdefault("MASTER_PORT", str(20_000 + int(environment["SLURM_JOB_ID"]) % 20_000))
+        # Steps of one job may share a node.
+        step = int(environment["SLURM_JOB_ID"]) + 101 * int(environment.get("SLURM_STEP_ID", 0))
+        environment.setdefault("MASTER_PORT", str(20_000 + step % 20_000))
         return Place(
             int(environment["SLURM_PROCID"]),
             int(environment["SLURM_STEP_NUM_TASKS"]),

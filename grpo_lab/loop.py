@@ -26,14 +26,12 @@ from grpo_lab.rewards import Verifier
 from grpo_lab.rollout import RolloutEngine
 from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
-from grpo_lab.sync import hand_over, prove_by_scoring
+from grpo_lab.sync import PROOF_RESPONSES, hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
 from grpo_lab.weights import copied
 
-# Responses sampled for a proof alone, where a sync's own collection is yet to come.
-PROOF_RESPONSES = 8
 # Groups that a sample of rollouts shows.
 SAMPLE_GROUPS = 4
 FAILED_BATCH = "failed_minibatch.pt"
@@ -310,7 +308,8 @@ class Loop:
         kept = self.state.behaviour_weights
         assert kept is not None or self.leading is None, "weights that have to sample again are kept at their sync"
         version = self.schedule.last_sync(self.state.update)
-        hand_over(self.engine, (kept or {}).items(), version=version)
+        # The leading rank keeps them for all; each rank's engine, or its part of one, needs them.
+        hand_over(self.engine, self.world.share((kept or {}).items()), version=version)
 
     def _save(self) -> None:
         self._settle()

@@ -22,8 +22,9 @@ from grpo_lab.rollout import RolloutEngine
 from grpo_lab.types import Group
 from grpo_lab.weights import Weights, cast, combine, hashed
 
-# Enough for a mean, and little beside the tokens of a collection.
+# Enough for a mean, of several problems, and little beside the tokens of a collection.
 PROOF_TOKENS = 64
+PROOF_RESPONSES = 8
 
 
 class SyncError(RuntimeError):
@@ -59,13 +60,13 @@ def hand_over(engine: RolloutEngine, weights: Weights, *, version: int) -> str |
 def prove_by_scoring(learner: Learner, engine: RolloutEngine, groups: Sequence[Group]) -> float:
     """Mean |learner - behaviour log-prob| in nats per token of groups sampled since the sync, by equal weights.
 
-    As many groups as it takes for PROOF_TOKENS tokens are scored.
+    As many groups as it takes for PROOF_RESPONSES responses of PROOF_TOKENS tokens are scored.
 
     Raises:
         SyncError: it is over the engine's tolerance.
     """
     tokens = np.cumsum([len(group.rollouts[0].token_ids) for group in groups])
-    enough = groups[: int(np.searchsorted(tokens, PROOF_TOKENS)) + 1]
+    enough = groups[: max(int(np.searchsorted(tokens, PROOF_TOKENS)) + 1, PROOF_RESPONSES)]
     drift = float(np.abs(first_log_ratios(learner, enough)).mean())
     if not drift <= engine.drift_tolerance:
         raise SyncError(

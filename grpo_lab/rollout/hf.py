@@ -17,17 +17,13 @@ from torch import Tensor
 
 from grpo_lab.logprobs import log_softmax, powers
 from grpo_lab.policy import compute_precision, end_tokens, load_model, load_tokenizer
-from grpo_lab.rollout import EngineError
+from grpo_lab.rollout import DRIFT_TOLERANCE, EngineError
 from grpo_lab.rollout.decoding import make_decoder
 from grpo_lab.types import FinishReason, Prompt, Rollout, Sampling
 from grpo_lab.weights import Weights, digest
 
 # Finished rows are cut out of the cache once they are this share of the batch: each cut copies the cache.
 COMPACT_SHARE = 0.125
-# Nats a token between the learner's scores and the sampler's with equal weights. BF16 rounds differently in batches of
-# different shape (1.5e-3 measured on the tiny shape); at its tolerance scoring cannot see a small stale step, which the
-# hash of the weights does.
-DRIFT_TOLERANCE = {None: 1e-4, torch.bfloat16: 1e-2}
 # Uniform numbers are drawn for this many positions at a time.
 UNIFORM_BLOCK = 64
 VOCABULARY_BLOCK = 128
@@ -84,7 +80,7 @@ class HfEngine:
         self.max_rows = max_rows
         self.borrows = borrows
         self.autocast = autocast
-        self.drift_tolerance = DRIFT_TOLERANCE[autocast]
+        self.drift_tolerance = DRIFT_TOLERANCE["fp32" if autocast is None else "bf16"]
         self.policy_version = 0
         self._closed = False
         # Under autocast as well: parameters stay wide.

@@ -88,6 +88,16 @@ def test_two_ranks_train_as_one_does(one_rank: Path, two_ranks: Path) -> None:
     assert "hardware=cpu_2rank" in session["command"]
 
 
+def test_an_evaluation_inside_a_sync_period_leaves_each_engine_its_weights(model_cache: Path, tmp_path: Path) -> None:
+    """A period of two collections: after an evaluation the second is sampled by the weights of their sync."""
+    period = ["schedule.v=2", "schedule.minibatches_per_collection=1", "schedule.updates=4", "objective=ggpo"]
+    period += ["evaluation.every=1", "checkpoint.every=null"]
+    finish([*period, "run_dir=one"], model_cache, tmp_path)
+    finish(["hardware=cpu_2rank", *period, "run_dir=two"], model_cache, tmp_path)
+    assert_close(tmp_path / "two", tmp_path / "one")
+    assert [row["sample_age"] for row in updates(tmp_path / "two")] == [0, 1, 0, 1]
+
+
 def test_torchrun_ranks_join(one_rank: Path, model_cache: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     overrides = ["hardware=cpu_2rank", "learner.zero_stage=3", *RUN, f"run_dir={run_dir}"]

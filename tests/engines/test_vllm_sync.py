@@ -136,7 +136,7 @@ def test_vllms_own_transfer_takes_what_is_sent(vllm_model: Path, monkeypatch: py
     monkeypatch.setattr(nccl_engine.NCCLTrainerWeightTransferEngine, "_broadcast", without_gpus)
     fake = FakeServer()
     api = ServerApi(fake.url)
-    sender = NcclSender(device="cpu", version=installed_version(), timeout=10.0, bucket_bytes=20_000)
+    sender = NcclSender(device="cpu", version=installed_version("cpu"), timeout=10.0, bucket_bytes=20_000)
     sender.connect(api)
     init = next(body for path, body in fake.calls if path == "/init_weight_transfer_engine")["init_info"]
     assert (init["rank_offset"], init["world_size"], init["packed"]) == (1, 3, True)

@@ -68,6 +68,15 @@ def test_what_ranks_tell_each_other() -> None:
     ]
 
 
+def _share(world: World) -> list[tuple[str, int]]:
+    return list(world.share([("a", 1), ("b", 2)] if world.is_leader else []))
+
+
+def test_the_leaders_items_reach_all() -> None:
+    assert on_ranks(_share) == [[("a", 1), ("b", 2)]] * 2
+    assert list(World().share([3, 4])) == [3, 4]
+
+
 def _fail(world: World) -> None:
     def work() -> None:
         raise ValueError("no such file")

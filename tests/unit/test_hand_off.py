@@ -460,7 +460,7 @@ PLACES: list[tuple[list[str], dict[str, str], list[str]]] = [
             "rollout.url=null",
             "rollout.vllm.mode=worker",
             "rollout.vllm.sleep=false",
-            "rollout.vllm.devices=6",
+            "rollout.vllm.devices=1",
             "rollout.vllm.tensor_parallel=1",
         ],
     ),

@@ -62,6 +62,16 @@ def test_srun_completes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert os.environ["MASTER_PORT"] == str(20_000 + 14_567)
 
 
+def test_steps_of_one_job_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    ports = []
+    for step in ("0", "1"):
+        given(monkeypatch, SRUN | {"SLURM_STEP_ID": step})
+        ports.append(os.environ.pop("MASTER_PORT"))
+    assert len(set(ports)) == 2
+
+
 def test_an_address_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
@@ -104,6 +114,20 @@ def test_a_stop_of_the_parent_alone_ends_the_child_tidily(number: int) -> None:
     assert rest == b"tidy\n"
     assert parent.returncode != 0
     assert b"KeyboardInterrupt" in error
+
+
+def test_a_schedulers_notice_ends_the_child_tidily() -> None:
+    """Raised as submitit does at a time limit, of which the child hears nothing."""
+    notice = "import signal\ndef late(*_): raise RuntimeError('timed out')\nsignal.signal(signal.SIGUSR2, late)\n"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", notice + PARENT, CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"ready\n"
+    parent.send_signal(signal.SIGUSR2)
+    rest, error = parent.communicate(timeout=30)
+    assert rest == b"tidy\n"
+    assert b"RuntimeError: timed out" in error
 
 
 def test_a_childs_exit_code_and_output(capfd: pytest.CaptureFixture[str]) -> None:

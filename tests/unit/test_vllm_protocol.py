@@ -20,7 +20,7 @@ from grpo_lab.rollout.vllm.engine import VllmEngine
 from grpo_lab.rollout.vllm.folder import read_buckets
 from grpo_lab.rollout.vllm.host import Batch, HostLost, sampling_arguments
 from grpo_lab.rollout.vllm.http import ServerApi
-from grpo_lab.rollout.vllm.server import PROBE, FolderSender, ServerHost, ServerSettings
+from grpo_lab.rollout.vllm.server import PROBE, FolderSender, Sender, ServerHost, ServerSettings
 from grpo_lab.rollout.vllm.transfer import Client, Meeting, MethodSource, NcclSender, PropertySource
 from grpo_lab.types import Sampling
 from grpo_lab.weights import digest, fingerprint
@@ -125,17 +125,19 @@ def fitting(fake: FakeServer) -> dict[str, Any]:
     return info
 
 
-def make_host(fake: FakeServer, tmp_path: Path) -> ServerHost:
+def make_host(
+    fake: FakeServer, tmp_path: Path, sender: Sender | None = None, *, model: str = "some/model"
+) -> ServerHost:
     settings = ServerSettings(
         url=fake.url,
-        arguments=ARGUMENTS,
+        arguments={**ARGUMENTS, "model": model},
         environment={},
         log=tmp_path / "vllm.log",
         start_timeout=1.0,
         generate_timeout=1.0,
         sync_timeout=1.0,
     )
-    return ServerHost(settings, char_tokenizer(), FolderSender(tmp_path / "weights", timeout=1.0))
+    return ServerHost(settings, char_tokenizer(), sender or FolderSender(tmp_path / "weights", timeout=1.0))
 
 
 COMMAND = (
@@ -172,6 +174,14 @@ def test_a_server_that_does_not_fit(
     assert told in message
     assert message.endswith(COMMAND)
     assert "\n" not in message
+
+
+def test_a_server_that_is_offline_names_a_folder_of_the_hub(fake: FakeServer, tmp_path: Path) -> None:
+    info = fitting(fake)
+    info["model_config"]["model"] = "/cache/hub/models--some--model/snapshots/0a1b"
+    make_host(fake, tmp_path).start()
+    with pytest.raises(EngineError, match="the run needs some/mode;"):
+        make_host(fake, tmp_path, model="some/mode").start()
 
 
 def test_a_server_with_another_tokenizer_or_version(fake: FakeServer, tmp_path: Path) -> None:
@@ -308,6 +318,31 @@ def test_the_order_of_a_transfer(fake: FakeServer, api: ServerApi, version: str,
     sender.close()
     assert trainer.closed
     assert fake.paths()[-1] == "/shutdown_weight_transfer_engine"
+
+
+def test_the_end_of_a_run_that_sent_over_nccl(fake: FakeServer, tmp_path: Path) -> None:
+    """The group is taken down while the server is still spoken to; of one that is gone nothing more is asked."""
+    fitting(fake)
+    trainers: list[FakeTrainer] = []
+
+    def open_trainer(meeting: Meeting, client: Client, source: Any) -> FakeTrainer:
+        trainers.append(FakeTrainer(meeting, client, source))
+        return trainers[-1]
+
+    def started() -> ServerHost:
+        sender = NcclSender(device="cpu", version="0.32.0", timeout=5.0, open_trainer=open_trainer)
+        host = make_host(fake, tmp_path, sender)
+        host.start()
+        return host
+
+    started().close()
+    assert fake.paths()[-1] == "/shutdown_weight_transfer_engine"
+    lost = started()
+    lost.kill()
+    fake.calls.clear()
+    lost.close()
+    assert fake.paths() == []
+    assert [each.closed for each in trainers] == [True, True]
 
 
 def test_a_transfer_takes_each_tensor_before_the_next(api: ServerApi) -> None:

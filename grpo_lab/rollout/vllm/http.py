@@ -36,6 +36,8 @@ class ServerApi:
         return self._call("POST", path, timeout, json=body, params=query)
 
     def _call(self, method: str, path: str, timeout: float, **options: Any) -> Any:
+        if self._client.is_closed:
+            raise HostLost(f"{path} was not asked: the connection is closed")
         try:
             reply = self._client.request(method, path, timeout=timeout, **options)
         except httpx.TimeoutException as error:

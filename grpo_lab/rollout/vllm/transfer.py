@@ -30,6 +30,9 @@ from grpo_lab.rollout.vllm.host import HostLost
 from grpo_lab.rollout.vllm.http import ServerApi
 from grpo_lab.weights import Weights
 
+# Seconds for a server to take its part of the group down, at the end of a run that no longer needs it.
+GOODBYE = 30.0
+
 Bucket = list[tuple[str, Tensor]]
 Report = Callable[[BaseException | None], None]
 
@@ -148,7 +151,7 @@ class NcclSender:
     def close(self) -> None:
         if self._trainer is not None and self._api is not None:
             with suppress(HostLost):
-                self._api.post("/shutdown_weight_transfer_engine", timeout=self._timeout)
+                self._api.post("/shutdown_weight_transfer_engine", timeout=min(self._timeout, GOODBYE))
             self._trainer.shutdown()
         self._trainer = self._api = None
 
