@@ -48,7 +48,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """One number of a whole run but its first `warm_up` updates."""
+    """One number of a whole run; of timings, but for its first `warm_up` updates."""
 
     of: Callable[[StoredRun, int], float | None]
     digits: int = 3
@@ -111,12 +111,19 @@ def _rate(run: StoredRun, warm_up: int) -> float | None:
     return None if timing is None else timing.rate
 
 
+def _instability(run: StoredRun, _warm_up: int) -> float | None:
+    scores = curve(run, "mean").within(run.updates // 2, run.updates).value
+    off = scores[1:-1] - (scores[:-2] + scores[2:]) / 2
+    return float(np.sqrt(np.mean(off**2))) if len(off) else None
+
+
 KINDS: Mapping[str, Measure] = {
     "average": Accuracy(score=_share, after_training=True),
     **{f"pass@{k}": Accuracy(score=_pass_at(k), after_training=True) for k in (1, 4, 8, 16, 32)},
     "mean": Accuracy(score=_share),
     "best": Accuracy(score=_pass_at(32)),
     "pass@1 of 50": Accuracy(score=_share, digits=1),
+    "instability": Whole(of=_instability),
     "aime24": Accuracy(score=_share, unit=1.0, digits=4, task="aime24"),
     "math500": Accuracy(score=_share, unit=1.0, digits=4, task="math_500"),
     "solvable": Accuracy(score=_solvable),

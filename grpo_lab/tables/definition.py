@@ -27,6 +27,7 @@ MEASURES = {
     "mean": "mean@n of the evaluations while training",
     "best": "best@32 of the evaluations while training",
     "pass@1 of 50": "share of right answers over 50 samples, test split, while training",
+    "instability": "root mean square of how far an evaluation is off the mean of its neighbours, second half of a run",
     "aime24": "AIME 2024, pass@1, lighteval, each checkpoint",
     "math500": "MATH-500, extractive match, lighteval, each checkpoint",
     "solvable": "mean@32 of problems with 0 < p0 <= 0.75",

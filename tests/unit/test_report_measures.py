@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from grpo_lab.report.inference import (
     student_quantile,
 )
 from grpo_lab.report.measures import KINDS, Frame, curve, read_end, read_over
-from grpo_lab.report.stored import StoredRun, read_run
+from grpo_lab.report.stored import Counts, StoredRun, read_run
 from grpo_lab.tables import definition
 
 
@@ -85,6 +86,18 @@ def test_training_over_its_window(run: StoredRun) -> None:
     assert read_end(run, "ess", 1) is not None
     assert read_end(run, "ess", None) is not None
     assert read_end(run, "entropy", 4) is None
+
+
+def test_how_far_evaluations_are_off_their_neighbours(run: StoredRun) -> None:
+    """Of the second half: 50, 100, 50 and 75 % are +50 and -37.5 points off."""
+    ids = ("a", "b", "c", "d")
+    counts = {update: Counts(ids, np.array([2, 2, 2, right]), 2) for update, right in [(0, 0), (5, 2)]}
+    counts |= {update: Counts(ids, np.array([right] * 4), 4) for update, right in [(11, 2), (14, 4), (17, 2), (20, 3)]}
+    reading = read_end(replace(run, evaluations=counts), "instability", None)
+    assert reading is not None
+    assert reading.value == pytest.approx(((50**2 + 37.5**2) / 2) ** 0.5)
+    few = {update: each for update, each in counts.items() if update <= 14}
+    assert read_end(replace(run, evaluations=few), "instability", None) is None
 
 
 def test_a_stretch_averages_its_evaluations_problem_by_problem(run: StoredRun) -> None:
