@@ -1,7 +1,8 @@
 """Check what a machine's accelerator computes, as JSON: `make gpu-check`, or `python scripts/gpu_check.py`.
 
 A random Qwen3 samples and learns once with whatever engines are installed. Compared are BF16 against FP32 in the
-learner, each sampler's recorded log-probs against the learner's own, and DeepSpeed's update against plain torch's.
+learner, each sampler's recorded log-probs against the learner's own, and DeepSpeed's update against plain torch's. Last
+come two updates of a run over all GPUs, as `hardware=8gpu_server`: several ranks, and syncs to a server.
 Exit code 1 if a check fails. `--device cpu` runs the same on a CPU, smaller.
 """
 
@@ -11,7 +12,9 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +31,7 @@ from grpo_lab import distributed
 from grpo_lab.composition import compose_run
 from grpo_lab.config import RecipeConfig, TrainConfig
 from grpo_lab.diagnostics import log_ratios
+from grpo_lab.launch import without_launcher
 from grpo_lab.learner import Learner, StepResult
 from grpo_lab.learner.torch_local import TorchLearner
 from grpo_lab.metrics import scalars
@@ -216,11 +220,47 @@ def check_deepspeed(bench: Bench) -> dict[str, Any]:
     return report | {"ok": ok and report["bf16_is_finite"]}
 
 
-CHECKS: dict[str, tuple[str | None, Callable[[Bench], dict[str, Any]]]] = {
-    "learner": (None, check_learner),
-    "sampler": (None, check_sampler),
-    "vllm": ("vllm", check_vllm),
-    "deepspeed": ("deepspeed", check_deepspeed),
+def check_run(bench: Bench) -> dict[str, Any]:
+    """Two updates of the command itself: vLLM as a server on one GPU, a learner of a rank on each other."""
+    gpus = 0 if bench.device == "cpu" else min(torch.cuda.device_count(), 8)
+    if gpus == 1:
+        return {"skipped": "there is one GPU"}
+    ranks = [f"hardware={'8gpu_server' if gpus else 'cpu_vllm_2rank'}", f"hardware.ranks={gpus - 1 if gpus else 2}"]
+    with tempfile.TemporaryDirectory() as place:
+        run_dir = Path(place) / "run"
+        words = [
+            *ranks,
+            "rollout.vllm.mode=server",
+            f"model.path={bench.folder}",
+            f"group_size={bench.group_size}",
+            f"groups_per_minibatch={bench.groups}",
+            f"rollout.max_response_tokens={bench.response}",
+            # A random model is never right.
+            "objective=ggpo",
+            "objective.zero_variance=keep",
+            "schedule.v=1",
+            "schedule.updates=2",
+            "evaluation.every=2",
+            "evaluation.problems=8",
+            "checkpoint.every=2",
+            "tracking.wandb=disabled",
+            f"run_dir={run_dir}",
+        ]
+        command = [sys.executable, "-m", "grpo_lab.train", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(os.environ))
+        report: dict[str, Any] = {"ok": done.returncode == 0, "ranks": ranks}
+        if done.returncode:
+            return report | {"error": done.stderr[-2000:]}
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        return report | {"drift": [row["sync/drift"] for row in rows if "sync/drift" in row]}
+
+
+CHECKS: dict[str, tuple[tuple[str, ...], Callable[[Bench], dict[str, Any]]]] = {
+    "learner": ((), check_learner),
+    "sampler": ((), check_sampler),
+    "vllm": (("vllm",), check_vllm),
+    "deepspeed": (("deepspeed",), check_deepspeed),
+    "run": (("vllm", "deepspeed"), check_run),
 }
 
 
@@ -238,8 +278,8 @@ def run(bench: Bench) -> dict[str, Any]:
     """The report; a check that raises is reported with what it said."""
     report: dict[str, Any] = {"machine": machine(bench.device)}
     for name, (needed, check) in CHECKS.items():
-        if needed is not None and importlib.util.find_spec(needed) is None:
-            report[name] = {"skipped": f"{needed} is not installed"}
+        if missing := [each for each in needed if importlib.util.find_spec(each) is None]:
+            report[name] = {"skipped": f"{missing[0]} is not installed"}
             continue
         start = time.perf_counter()
         try:
