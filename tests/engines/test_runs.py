@@ -61,6 +61,7 @@ def assert_close(run_dir: Path, other: Path) -> None:
     for row, expected in zip(updates(run_dir), updates(other), strict=True):
         for key in ("loss", "reward/retained", "entropy", "grad_norm", "response/length", "sample_age", "total/tokens"):
             assert row[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (row["update"], key)
+        assert ("sync/drift" in row) == ("sync/drift" in expected)
         assert row.get("sync/drift", 0) < 1e-5
 
 

@@ -43,11 +43,24 @@ def test_every_objective_trains_off_policy(objective: str, small: Callable[..., 
     assert max(drift[0], drift[3]) < 1e-5
     assert min(drift[1], drift[2], drift[4], drift[5]) > 1e-5
     assert [row["sample_age"] for row in log] == [0, 1, 2, 0, 1, 2]
+    assert [row["update"] for row in log if "sync/drift" in row] == [1, 4]
     assert all(row["sync/drift"] < 1e-5 for row in log if "sync/drift" in row)
     assert all(np.isfinite(row["loss"]) for row in log)
     idle = [row for row in log if row["grad_norm"] == 0]
     # It masks groups of equal rewards, and now and then all four groups of a minibatch are such.
     assert len(idle) <= (1 if objective == "grpo_rg" else 0)
+
+
+def test_ess_is_of_blocks_and_the_bound_of_last_passes(small: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    passes = ["schedule.v=2", "schedule.i=2", "schedule.updates=12"]
+    log = _run(small("objective=ggpo", *passes, "tracking.block=2"), tmp_path / "run")
+    for name in ("sequence", "token"):
+        found = {row["update"]: row[f"mismatch/ess_{name}"] for row in log if f"mismatch/ess_{name}" in row}
+        assert list(found) == [4, 8, 12]
+        assert all(0 < each <= 1 for each in found.values())
+    assert [row["update"] for row in log if "bound/lower" in row] == [2, 4, 6, 8, 10, 12]
+    # Right after a sync the first pass is by the behaviour policy itself, the second no longer.
+    assert log[1]["bound/tv_pi_k"] < 1e-5 < log[1]["bound/tv_pi"]
 
 
 def test_the_reference_scores_a_minibatch_once_for_all_its_passes(
@@ -244,6 +257,7 @@ def test_bf16_runs_on_both_sides(small: Callable[..., TrainConfig], tmp_path: Pa
     settings = ["schedule.v=2", "schedule.updates=4"]
     narrow = _run(small(*settings, "learner.precision=bf16"), tmp_path / "narrow")
     wide = _run(small(*settings), tmp_path / "wide")
+    assert [row["update"] for row in narrow if "sync/drift" in row] == [1, 3]
     assert all(row["sync/drift"] < 1e-2 for row in narrow if "sync/drift" in row)
     # It is another precision, and the same policy.
     assert narrow[0]["entropy"] != wide[0]["entropy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -121,8 +122,31 @@ def test_damaged_ones_ahead_of_a_resumed_run_do_not_count(tmp_path: Path) -> Non
     assert checkpoint.newest(tmp_path)[0] == checkpoint.folder_of(tmp_path, 6)
 
 
+def test_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
+    whole = _save(tmp_path, 2)
+    for name in (".saving_000004", ".saving_old_update_000001"):
+        (whole.parent / name).mkdir()
+    checkpoint.tidy(tmp_path)
+    assert [each.name for each in whole.parent.iterdir()] == [whole.name]
+
+
 def test_groups_and_scores_come_back_as_they_were(tmp_path: Path) -> None:
-    groups = random_groups(UNEVEN)
+    groups = [
+        replace(
+            group,
+            sequence=10 + k,
+            verdicts=("correct", "timeout")[: len(group.rollouts)],
+            prompt=replace(
+                group.prompt,
+                problem=replace(group.prompt.problem, solution=f"s{k}", tolerance=0.5 + k, tags={"source": f"t{k}"}),
+            ),
+            rollouts=tuple(
+                replace(each, finish_reason=("stop", "length")[k % 2], policy_version=k, text=f"answer {k}")
+                for each in group.rollouts
+            ),
+        )
+        for k, group in enumerate(random_groups(UNEVEN))
+    ]
     scores = {3: [[rollout.behaviour_logprobs * 2 for rollout in group.rollouts] for group in groups]}
     state = {"groups": checkpoint.groups_to_state(groups), "scores": checkpoint.scores_to_state(scores)}
     folder = checkpoint.save(tmp_path, 1, lambda: state, _write_part, World())

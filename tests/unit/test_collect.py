@@ -29,12 +29,14 @@ class ScriptedEngine:
         self.rows_at_once = rows_at_once
         self.seeds: list[int] = []
         self.asked: list[int] = []
+        self.limits: list[int] = []
 
     def generate(
         self, prompts: Sequence[Prompt], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[list[Rollout]]:
         self.seeds += seeds
         self.asked.append(len(prompts))
+        self.limits.append(sampling.max_tokens)
         return [[self._answer(prompt, j) for j in range(group_size)] for prompt in prompts]
 
     def _answer(self, prompt: Prompt, j: int) -> Rollout:
@@ -44,7 +46,7 @@ class ScriptedEngine:
             behaviour_logprobs=np.zeros(3 + j, dtype=np.float32),
             finish_reason="length" if j == 3 else "stop",
             policy_version=self.policy_version,
-            text="#1" if right else "#2",
+            text="#1" if right else "2" if j == 3 else "#2",
         )
 
     def load_weights(self, weights: Any, *, version: int) -> None:
@@ -112,7 +114,10 @@ def test_mixed_groups_are_kept_first_come_and_the_surplus_is_spent(verifier: Ver
     again = collector.collect(1)
     assert isinstance(again, Collection)
     assert again.groups[0].sequence >= drawn
-    assert row["verdict/correct"] + row["verdict/wrong"] == 4 * drawn
+    verdicts = ("correct", "wrong", "unparsed", "timeout", "error")
+    assert sum(row[f"verdict/{verdict}"] for verdict in verdicts) == 4 * drawn
+    # The last of four answers where not all are right.
+    assert row["verdict/unparsed"] == sum(correct[int(name[1:])] < 4 for name in inside)
 
 
 def test_every_response_has_a_seed_of_its_own(verifier: Verifier) -> None:
@@ -123,6 +128,9 @@ def test_every_response_has_a_seed_of_its_own(verifier: Verifier) -> None:
     assert len(seeds) == 12
     spread = {seed + j for seed in seeds for j in range(4)}
     assert len(spread) == 48
+    other = _collector(verifier, [2] * 12, seed=2)
+    other.collect(4)
+    assert not set(seeds) & set(other.engine.seeds)  # type: ignore[attr-defined]
 
 
 def test_equal_rewards_stay_where_nothing_is_filtered(verifier: Verifier) -> None:
@@ -151,6 +159,19 @@ def test_a_budget_in_epochs_counts_whole_batches(verifier: Verifier) -> None:
     # Two batches of 4 a pass; the last two prompts of each are dropped.
     assert ends == [False, True, False, True]
     assert collector.total_responses == 4 * 16
+
+
+def test_passes_of_whole_batches_lose_no_prompt(verifier: Verifier) -> None:
+    collector = _collector(verifier, [2] * 8, epochs=1)
+    found = [collector.collect(4), collector.collect(4), collector.collect(4)]
+    assert [each.epoch_completed for each in found if isinstance(each, Collection)] == [False, True]
+    assert [each.totals["epoch"] for each in found if isinstance(each, Collection)] == [0, 1]
+    assert collector.total_responses == 4 * 8
+
+
+def test_prompts_that_run_out_inside_a_collection_are_counted(verifier: Verifier) -> None:
+    collector = _collector(verifier, [0, 2, 0, 2, 0, 2, 0, 0], epochs=1, max_batches=9)
+    assert collector.collect(8) == Exhausted(drawn=8, kept=3)
 
 
 def test_state_is_all_that_a_collector_remembers(verifier: Verifier) -> None:
@@ -262,4 +283,8 @@ def test_a_probe_counts_for_nothing(verifier: Verifier) -> None:
     assert [group.prompt for group in probes] == prompts
     assert [len(group.rollouts) for group in probes] == [1, 1, 1]
     assert collector.state() == before
-    assert collector.engine.seeds != []  # type: ignore[attr-defined]
+    engine = ScriptedEngine({prompt.id: 1 for prompt in prompts})
+    for update in (8, 16):
+        probe(engine, prompts, sampling=Sampling(temperature=1.0, max_tokens=4096), seed=1, update=update)
+    assert len(set(engine.seeds)) == 6
+    assert engine.limits == [64, 64]

@@ -76,6 +76,8 @@ def test_worked_by_hand() -> None:
     assert got["mismatch/drift"].value() == pytest.approx(2 * math.log(2) / 3, rel=1e-14)
     assert got["mismatch/log_ratio_max"].value() == pytest.approx(math.log(2), rel=1e-15)
     assert k3(np.array([0.1]))[0] == pytest.approx(0.0051709, abs=5e-8)
+    fallen = mismatch(arrays([math.log(2), -math.log(3)]))
+    assert fallen["mismatch/log_ratio_max"].value() == pytest.approx(math.log(3), rel=1e-15)
 
 
 def test_the_token_mean_is_over_tokens_not_over_responses() -> None:
@@ -259,6 +261,8 @@ def test_the_bound_scales_with_the_largest_reward() -> None:
     ratio = arrays([math.log(2)], [0.0])
     got = bound_parts(batch, ratio, ratio)
     assert values_of(got)["bound/reward_max"] == 3.0
+    turned = bound_parts(one_token_each([[-3.0, 1.0]]), ratio, ratio)
+    assert values_of(turned)["bound/reward_max"] == 3.0
     s = math.sqrt(4 + 1e-4)
     expected = (2 * 2 / s - 2 / s) / 2 - 2 * 3 * abs((1 - s) / s) * 0.25 - 2 * 3 * 0.25
     assert bound_values(got)["bound/lower"] == pytest.approx(expected, rel=1e-13)

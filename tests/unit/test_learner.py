@@ -31,6 +31,7 @@ from tiny import (
 )
 from torch import Tensor
 
+from grpo_lab.config import ConfigError
 from grpo_lab.distributed import World
 from grpo_lab.learner import NonFiniteError, build_learner
 from grpo_lab.learner.torch_local import TorchLearner, learning_rate
@@ -413,6 +414,17 @@ def test_no_reference_where_none_is_needed() -> None:
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_the_share_of_positions() -> None:
+    """56 of 57: rows of the three groups in one pass."""
+    _, reported = train("grpo", 1000)
+    assert reported[0]["learn/padding"].value() == pytest.approx(1 - 56 / 57)
+
+
+def test_what_another_engine_saved_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"was not saved by learner.engine=torch_local: set learner.engine to"):
+        learner_for(preset("grpo")).load(tmp_path)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -21,6 +21,7 @@ from objective_cases import (
     log_ratios,
     mean,
     objective,
+    plain_agro,
     preset,
     random_case,
     response_weights,
@@ -184,8 +185,10 @@ def test_agro_stops_the_gradient_of_its_whole_advantage() -> None:
     case = random_case(6, groups=1, m=3)
     inputs = tensors(case)
     got = gradient(objective("agro", beta=0.5).loss(inputs), inputs)
-    through = central_differences(lambda now: PLAIN["agro"](now, now, case), case.current)
-    assert abs(float(got[0, 0]) - through[0][0]) > 1e-3
+    stopped = central_differences(lambda now: plain_agro(now, case.current, case, 0.5), case.current)
+    through = central_differences(lambda now: plain_agro(now, now, case, 0.5), case.current)
+    assert float(got[0, 0]) == pytest.approx(stopped[0][0], abs=1e-8)
+    assert abs(float(got[0, 0]) - through[0][0]) > 1e-2
 
 
 # --- limits -----------------------------------------------------------------------------------------------------
@@ -367,7 +370,7 @@ def evaluated_with(name: str, case: Case, **changes: Any) -> tuple[Tensor, Tenso
 
 
 def test_saturated_tokens_keep_their_score_gradient_and_are_counted() -> None:
-    # Token log ratios to the reference: -0.04, -0.06 and 0.05 (the radius itself is no saturation), 0.2.
+    # Token log ratios to the reference: -0.04, -0.06 and 0, 0.2, 0.
     case = Case(
         m=2,
         rewards=[1.0, 0.0],
@@ -392,6 +395,20 @@ def test_saturated_tokens_keep_their_score_gradient_and_are_counted() -> None:
     assert delta.tolist() == pytest.approx([-0.09, 0.05], abs=1e-15)
     raw = chosen.group_metrics(inputs.rewards.reshape(1, 2), delta.reshape(1, 2))["loss/raw"].value()
     assert raw == pytest.approx(math.log((math.exp(1.09) + math.exp(-0.05)) / 2) - 0.52, rel=1e-12)
+
+
+def test_the_radius_itself_is_no_saturation() -> None:
+    """A log ratio of 1/16, exact in binary, at a radius of 1/16."""
+    case = Case(
+        m=2,
+        rewards=[1.0, 0.0],
+        current=[[-1.0], [-1.0]],
+        behaviour=[[-1.0], [-1.0]],
+        old=[[-1.0], [-1.0]],
+        ref=[[-1.0625], [-1.125]],
+    )
+    output = objective("ggpo_clip", beta=1.0, token_clip=0.0625).loss(tensors(case))
+    assert output.metrics["clip/token"].value() == 1 / 2
 
 
 def quantile(metric: object, q: float = 0.5) -> float:

@@ -134,6 +134,7 @@ def test_the_interval_over_problems_is_that_of_a_mean() -> None:
     assert (interval.low, interval.high) == pytest.approx((1 - 1.96 / 20, 1 + 1.96 / 20), abs=0.01)
     assert interval_over_problems(np.repeat([0.0, 2.0], 200)) == interval
     assert interval_over_problems(np.ones(9)) is None
+    assert interval_over_problems(np.ones(10)) is not None
 
 
 def test_the_change_of_a_line() -> None:
@@ -141,3 +142,5 @@ def test_the_change_of_a_line() -> None:
     assert change(update, 3.0 + 0.5 * update) == pytest.approx(20.0)
     rows = np.stack([0.5 * update, -0.25 * update])
     assert change(update, rows).tolist() == pytest.approx([20.0, -10.0])
+    # Of no line, by least squares: the slope is -800/3 + ... over 2600/3, times 40.
+    assert change(update, np.array([0.0, 9.0, 4.0])) == pytest.approx(20 / 13)

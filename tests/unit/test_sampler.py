@@ -31,7 +31,7 @@ from tiny import (
 )
 from torch import Tensor
 
-from grpo_lab.rollout import cache
+from grpo_lab.rollout import EngineError, cache
 from grpo_lab.rollout.hf import COMPACT_SHARE, UNIFORM_BLOCK, VOCABULARY_BLOCK, HfEngine, draw, invert, restrict
 from grpo_lab.types import Rollout, Sampling
 from grpo_lab.weights import digest
@@ -373,6 +373,13 @@ def test_restrict_by_hand(top_k: int, top_p: float, expected: list[float]) -> No
     np.testing.assert_allclose(kept.numpy(), [expected, expected[::-1]], rtol=0, atol=1e-6)
 
 
+def test_top_p_that_is_met_exactly_keeps_no_more() -> None:
+    """Powers of two, which sum exactly."""
+    log_probs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    kept = restrict(log_probs, Sampling(temperature=1.0, max_tokens=1, top_p=0.5)).exp()
+    assert kept.tolist() == [[1.0, 0.0, 0.0]]
+
+
 def test_restricted_sampling_records_the_restricted_distribution() -> None:
     model = tiny_model("qwen3")
     sampling = Sampling(temperature=0.8, max_tokens=1, top_k=2)
@@ -528,3 +535,12 @@ def test_attention_over_the_cache_is_float32_under_autocast(length: int) -> None
         narrow = held.attend(Module, query, query, query, None)
     assert narrow.dtype == torch.float32
     torch.testing.assert_close(narrow, plain, rtol=0, atol=0)
+
+
+def test_a_sampler_that_is_closed_stops_at_its_next_token() -> None:
+    engine = make_engine()
+    engine.close()
+    with pytest.raises(EngineError, match="the sampler is closed"):
+        engine.generate(
+            [make_prompt("a", [3, 4])], group_size=2, sampling=Sampling(temperature=1.0, max_tokens=4), seeds=[1]
+        )

@@ -13,7 +13,7 @@ import pytest
 from run_config import run_config
 
 from grpo_lab.config import ConfigError
-from grpo_lab.schedule import Schedule
+from grpo_lab.schedule import Schedule, prompts_at_a_time
 
 COMBINATIONS = [(1, 1, 1), (1, 10, 1), (10, 1, 1), (8, 1, 8), (4, 1, 2), (2, 3, 1), (4, 2, 2), (6, 2, 3)]
 
@@ -114,6 +114,19 @@ def test_ages_run_from_zero_to_the_end_of_the_sync_period(v: int, i: int, per_co
     ages = [u - timeline.last_sync(u) for u in range(3 * v * i)]
     assert ages == [*range(v * i)] * 3
     assert all(timeline.sync(timeline.last_sync(u)) for u in range(3 * v * i))
+
+
+def test_the_oldest_age_with_overlap_is_a_collection_more() -> None:
+    assert schedule(4, 1, 2).oldest_age == 3
+    assert schedule(4, 1, 2, overlap=True).oldest_age == 5
+    assert schedule(3, 2, 1, overlap=True).oldest_age == 7
+
+
+def test_prompts_drawn_at_a_time_are_a_collections() -> None:
+    config = run_config("schedule.v=8", "schedule.minibatches_per_collection=2", "collection.prompts_per_batch=null")
+    assert prompts_at_a_time(config) == 2 * config.groups_per_minibatch
+    config.collection.prompts_per_batch = 5
+    assert prompts_at_a_time(config) == 5
 
 
 def test_minibatches_passes_and_positions() -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny import char_tokenizer, make_learner, make_prompt, minibatch_of, preset, sample_groups, tiny_model
+from tiny import (
+    char_tokenizer,
+    make_learner,
+    make_prompt,
+    minibatch_of,
+    preset,
+    random_groups,
+    sample_groups,
+    tiny_model,
+)
 from torch import Tensor
 
 from grpo_lab.learner.torch_local import TorchLearner
@@ -177,6 +187,50 @@ def test_weights_that_did_not_arrive_stop_the_run(kind: type[HfEngine], told: st
     assert "weights of version 8 did not arrive" in message
     assert told in message
     assert "resume=" in message
+
+
+class LacksOne(HfEngine):
+    def digests(self) -> dict[str, str]:
+        return {name: each for name, each in super().digests().items() if name != "lm_head.weight"}
+
+
+def test_a_weight_that_the_engine_lacks_is_named() -> None:
+    with pytest.raises(SyncError, match=r"1 of 25 differ in the engine, the first is lm_head.weight"):
+        hand_over(make_engine(LacksOne), trained_learner().weights(), version=1)
+
+
+class TakesBf16(HfEngine):
+    """Records what it is given, in its own type."""
+
+    given: dict[str, Tensor]
+
+    def load_weights(self, weights: Weights, *, version: int) -> None:
+        self.given = {name: tensor.clone() for name, tensor in weights}
+
+    def digests(self) -> dict[str, str]:
+        return {name: digest(name, tensor) for name, tensor in self.given.items()}
+
+
+def test_an_engine_gets_weights_in_its_own_type() -> None:
+    engine = make_engine(TakesBf16)
+    engine.dtype = torch.bfloat16
+    assert hand_over(engine, trained_learner().weights(), version=1) == combine(engine.digests())
+    assert {tensor.dtype for tensor in engine.given.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("tokens", "scored"), [(40, 8), (4, 16)])
+def test_a_proof_scores_eight_responses_and_64_tokens(
+    tokens: int, scored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def spy(_learner: Any, groups: Sequence[Group]) -> np.ndarray:
+        asked.append(len(groups))
+        return np.zeros(1)
+
+    monkeypatch.setattr("grpo_lab.sync.first_log_ratios", spy)
+    prove_by_scoring(trained_learner(), make_engine(HfEngine), random_groups([(3, (tokens, 5))] * 20))
+    assert asked == [scored]
 
 
 def test_a_hash_that_lies_is_found_by_scoring() -> None:
