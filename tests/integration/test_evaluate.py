@@ -105,8 +105,6 @@ def test_all_checkpoints_and_base_score_as_the_loop_scored_them(runs: list[Path]
     assert spread == {"min": min(both), "max": max(both), "median": sum(both) / 2, "mean": sum(both) / 2}
     split = summary["rows"][0]["split"]
     assert sum(each["problems"] for each in split.values()) == 5
-    if "unsolved" in split:
-        assert split["unsolved"]["scores"]["pass@4"] == 0
     assert json.loads((run_dir / "evaluation/summary.json").read_text()) == summary
 
 

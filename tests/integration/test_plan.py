@@ -112,7 +112,7 @@ def test_hours_from_a_run_and_from_a_probe(model_cache: Path, tmp_path: Path) ->
     told = planned(*settings, "from_run=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     # Forty updates as four, if not as slow as the first two; hours from seconds of whole phases.
-    assert 0 < told["hours"]["phases"]["learn"] * 3600 <= 10 * summary["seconds"]["learn"] * 1.5
+    assert 2 <= told["hours"]["phases"]["learn"] * 3600 / summary["seconds"]["learn"] <= 15
     assert told["rates"]["source"] == "run"
     assert 1 <= told["lengths"]["response"] <= 6
 

@@ -119,12 +119,30 @@ def test_with_overlap_sampling_is_timed_beside_the_phases(small: Callable[..., T
     assert all("tokens_per_second" in times[k] for k in (0, 2, 4))
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the prompts that samplers are asked for groups of, one after the other."""
+    ids: list[str] = []
+    original = HfEngine.generate
+
+    def recorded(self: HfEngine, prompts: Any, *, group_size: int, **settings: Any) -> Any:
+        if group_size > 1:
+            ids.extend(prompt.id for prompt in prompts)
+        return original(self, prompts, group_size=group_size, **settings)
+
+    monkeypatch.setattr(HfEngine, "generate", recorded)
+    return ids
+
+
 def test_with_overlap_and_a_budget_in_epochs_each_prompt_is_seen_once(
-    small: Callable[..., TrainConfig], tmp_path: Path
+    small: Callable[..., TrainConfig], tmp_path: Path, asked: list[str]
 ) -> None:
     common = ["objective=ggpo", "objective.zero_variance=mask", "schedule.v=2", "schedule.epochs=1"]
     plain = _run(small(*common), tmp_path / "plain")
+    first, asked[:] = list(asked), []
     ahead = _run(small(*common, "schedule.overlap=true"), tmp_path / "ahead")
+    assert asked == first
+    assert len(set(asked)) == len(asked) == 80
     assert [row["update"] for row in plain] == [row["update"] for row in ahead]
     assert plain[-1]["total/responses"] == ahead[-1]["total/responses"]
 
@@ -188,19 +206,13 @@ def test_evaluation_changes_nothing_in_the_training_stream(
 
 
 def test_matched_runs_see_the_same_prompts_in_the_same_order(
-    small: Callable[..., TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Callable[..., TrainConfig], tmp_path: Path, asked: list[str]
 ) -> None:
     seen: list[list[str]] = []
-    original = HfEngine.generate
-
-    def recorded(self: HfEngine, prompts: Any, **settings: Any) -> Any:
-        seen[-1].extend(prompt.id for prompt in prompts)
-        return original(self, prompts, **settings)
-
-    monkeypatch.setattr(HfEngine, "generate", recorded)
     for objective in ("grpo", "ggpo"):
-        seen.append([])
+        asked.clear()
         _run(small(f"objective={objective}", "schedule.v=2", "schedule.updates=4"), tmp_path / objective)
+        seen.append(list(asked))
     shared = min(len(ids) for ids in seen)
     assert shared >= 32
     assert seen[0][:shared] == seen[1][:shared]

@@ -124,6 +124,7 @@ def _imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path.name}: a relative import is not read here"
             yield node.module
             if node.module == "grpo_lab":
                 yield from (f"grpo_lab.{alias.name}" for alias in node.names)

@@ -190,9 +190,17 @@ def test_words_for_the_runs_and_words_for_their_sweep() -> None:
     assert (request.scale, request.dry) == ("tiny", False)
 
 
-@pytest.mark.parametrize("words", [[], ["seed=1"], ["gg-fig10", "paper"], ["gg-fig10", "scale=big"]])
-def test_a_command_line_that_says_too_little(words: list[str]) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "which table"),
+        (["seed=1"], "which table"),
+        (["gg-fig10", "paper"], "'paper' is no key=value"),
+        (["gg-fig10", "scale=big"], "scale is paper or tiny"),
+    ],
+)
+def test_a_command_line_that_says_too_little(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         read_request(words)
 
 
