@@ -126,7 +126,18 @@ def _is_foreseen(error: Exception) -> bool:
     # Some of Hydra's are errors of the system as well.
     if isinstance(error, HydraException | OmegaConfBaseException):
         return True
+    # What it says of its own options is none of them: "Only one of --run, --multirun, --cfg, ... can be specified".
+    if isinstance(error, ValueError) and _raised_in(error).startswith("hydra."):
+        return True
     return isinstance(error, OSError) and error.errno in UNUSABLE and error.filename is not None
+
+
+def _raised_in(error: Exception) -> str:
+    """The module that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
 
 
 def _as_lines(error: Exception) -> str:

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from grpo_lab.command import errors_on_one_line
+from grpo_lab.command import composed, errors_on_one_line
 from grpo_lab.config import ConfigError
 
 
@@ -42,3 +42,16 @@ def test_what_a_user_can_mend_is_one_line(error: Exception, said: str, capsys: p
 def test_what_is_a_fault_of_ours_or_of_the_machine_keeps_its_traceback(error: Exception) -> None:
     with pytest.raises(type(error)):
         fail(error)
+
+
+def test_what_hydra_says_of_its_own_options_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "--cfg", "job"])
+    with pytest.raises(SystemExit) as ended, errors_on_one_line():
+        composed(lambda *_: None)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: Only one of --run, --multirun, --cfg")
+    # The same kind of error of ours is a fault.
+    with pytest.raises(ValueError, match="ours"):
+        fail(ValueError("ours"))
