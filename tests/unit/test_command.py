@@ -47,6 +47,7 @@ def test_what_is_a_fault_of_ours_or_of_the_machine_keeps_its_traceback(error: Ex
 def test_what_hydra_says_of_its_own_options_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "--cfg", "job"])
     with pytest.raises(SystemExit) as ended, errors_on_one_line():
         composed(lambda *_: None)
