@@ -74,11 +74,10 @@ def test_every_cell_composes_at_both_scales_and_is_a_run_of_its_own(target: str)
 
 
 def test_rules_of_the_tiny_scale_share_the_papers_cells() -> None:
-    """Four betas of two objectives, one at N = 128 as well, two forms of the refresh, and fifteen rates, these on
-    a seed of their own."""
+    """Four betas of two objectives, two forms of the refresh, and fifteen rates, these on a seed of their own."""
     assert load_definition("tiny-rules").cells("paper") == []
     runs = composed("tiny-rules", "tiny")
-    assert len(runs) == 8 + 2 + 8 + 15
+    assert len(runs) == 8 + 8 + 15
     assert len({run.folder for run in runs}) == len(runs)
     aligned = folders("gg-table4", schedule__t_ref=128, seed=42)
     assert len(aligned) == 4
