@@ -87,8 +87,10 @@ def test_what_a_run_starts_knows_what_was_typed(monkeypatch: pytest.MonkeyPatch)
     assert typed_command() == ["python", "train.py", "a b", "seed=2"]
 
 
+# A shell that starts a command in the background has it ignore Ctrl-C, and so would all that it starts.
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from grpo_lab import launch
 launch.GRACE = 0.5
 launch.run_child([sys.executable, "-c", sys.argv[1]], {})
