@@ -171,12 +171,13 @@ def worker_pids() -> list[int]:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5], ids=["before it is noticed", "after"])
-def test_a_worker_killed_from_outside_is_replaced(verifier: Verifier, seconds: float) -> None:
-    verifier.judge([(problem("x+1"), boxed("1+x"))])
-    for pid in worker_pids():
-        os.kill(pid, signal.SIGKILL)
-    time.sleep(seconds)
-    assert verifier.judge([(problem("x+2"), boxed("2+x"))])[0].verdict == "correct"
+def test_a_worker_killed_from_outside_is_replaced(seconds: float) -> None:
+    with Verifier("math", workers=1, timeout=20.0) as verifier:
+        verifier.judge([(problem("x+1"), boxed("1+x"))])
+        for pid in worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(seconds)
+        assert verifier.judge([(problem("x+2"), boxed("2+x"))])[0].verdict == "correct"
 
 
 def test_a_worker_that_dies_over_an_answer_costs_that_answer_only(caplog: pytest.LogCaptureFixture) -> None:
