@@ -24,13 +24,14 @@ from grpo_lab.minibatches import Minibatch, make_minibatch
 from grpo_lab.objectives import Objective
 from grpo_lab.rewards import Verifier
 from grpo_lab.rollout import RolloutEngine
+from grpo_lab.rollout.spread import SpreadEngine
 from grpo_lab.runstate import RunState, gathered_from_state, gathered_to_state
 from grpo_lab.schedule import Schedule
 from grpo_lab.sync import PROOF_RESPONSES, hand_over, prove_by_scoring
 from grpo_lab.tracking import QuietTracker, Tracker
 from grpo_lab.tracking.rollouts import Decode
 from grpo_lab.types import Prompt
-from grpo_lab.weights import copied
+from grpo_lab.weights import Weights, copied
 
 # Groups that a sample of rollouts shows.
 SAMPLE_GROUPS = 4
@@ -308,8 +309,11 @@ class Loop:
         kept = self.state.behaviour_weights
         assert kept is not None or self.leading is None, "weights that have to sample again are kept at their sync"
         version = self.schedule.last_sync(self.state.update)
-        # The leading rank keeps them for all; each rank's engine, or its part of one, needs them.
-        hand_over(self.engine, self.world.share((kept or {}).items()), version=version)
+        weights: Weights = (kept or {}).items()
+        if isinstance(self.engine, SpreadEngine):
+            # The leading rank keeps them for all; here each has an engine, or its part of one, that needs them.
+            weights = self.world.share(weights)
+        hand_over(self.engine, weights, version=version)
 
     def _save(self) -> None:
         self._settle()

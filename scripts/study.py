@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_lab.config import ArithmeticConfig, GgpoConfig
 from grpo_lab.prompts.arithmetic import make_problems
-from grpo_lab.report.inference import interval_over_problems
+from grpo_lab.report.inference import interval_over_problems, off_neighbours
 from grpo_lab.report.stored import METRICS, Shelf, StoredRun, UnreadableRun
 from grpo_lab.schedule import Schedule
 from grpo_lab.tables.cells import runs_of
@@ -121,7 +121,7 @@ def swing(reward: np.ndarray, period: int) -> tuple[float, list[float]]:
         Its root mean square (other problems alone give some: GRPO's); and, of each whole period, the mean taken by
         turns with the sign - and +, above 0 where its second, fourth, ... collection is the higher one.
     """
-    off = reward[1:-1] - (reward[:-2] + reward[2:]) / 2
+    off = off_neighbours(reward)
     place = np.arange(1, len(reward) - 1)
     turned = np.where(place % period % 2 == 1, off, -off)
     alternation = [float(turned[place // period == each].mean()) for each in range(1, len(reward) // period)]

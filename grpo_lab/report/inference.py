@@ -56,6 +56,11 @@ def change(update: np.ndarray, value: np.ndarray) -> np.ndarray:
     return np.asarray(slope * (update[-1] - update[0]))
 
 
+def off_neighbours(values: np.ndarray) -> np.ndarray:
+    """[T - 2]: how far each value of [T] but the ends is off the mean of the one before and the one behind it."""
+    return np.asarray(values[1:-1] - (values[:-2] + values[2:]) / 2)
+
+
 def student_probability(t: float, freedom: int) -> float:
     """P(|T| <= t) of Student's distribution with a whole number of degrees of freedom, in closed form (Abramowitz and
     Stegun 26.7.3 and 26.7.4)."""

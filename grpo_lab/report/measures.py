@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from grpo_lab.evaluation.estimators import difficulty, pass_at_k
+from grpo_lab.report.inference import off_neighbours
 from grpo_lab.report.stored import Counts, Series, StoredRun
 from grpo_lab.report.throughput import timing_of
 
@@ -113,7 +114,7 @@ def _rate(run: StoredRun, warm_up: int) -> float | None:
 
 def _instability(run: StoredRun, _warm_up: int) -> float | None:
     scores = curve(run, "mean").within(run.updates // 2, run.updates).value
-    off = scores[1:-1] - (scores[:-2] + scores[2:]) / 2
+    off = off_neighbours(scores)
     return float(np.sqrt(np.mean(off**2))) if len(off) else None
 
 

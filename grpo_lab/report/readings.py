@@ -54,7 +54,8 @@ class Reader:
     def of(cls, definition: Definition, scale: str) -> Self:
         """
         Raises:
-            ConfigError: the definition's `evaluate` names benchmarks without a number of responses.
+            ConfigError: the definition's `evaluate` names benchmarks without a number of responses, or with several
+                where all count together.
         """
         benchmarks: dict[str, int] = {}
         commands = definition.evaluate.get(scale, ())
@@ -66,11 +67,11 @@ class Reader:
                     f"{definition.target}.yaml: evaluate.{scale} must say evaluation.benchmarks=[...] evaluation.n=..."
                 )
             benchmarks |= dict.fromkeys(named.group(1).split(","), int(n.group(1)))
-        return cls(
-            window=definition.window.get(scale),
-            benchmarks=benchmarks,
-            lighteval=any("lighteval=true" in words.split() for words in commands),
-        )
+        lighteval = any("lighteval=true" in words.split() for words in commands)
+        if not lighteval and len(set(benchmarks.values())) > 1:
+            # Their problems are pooled.
+            raise ConfigError(f"{definition.target}.yaml: evaluate.{scale} must say one evaluation.n= for all")
+        return cls(window=definition.window.get(scale), benchmarks=benchmarks, lighteval=lighteval)
 
     def end(self, run: StoredRun, name: str) -> Reading | None:
         """A measure at a run's end; None where nothing there gives it."""

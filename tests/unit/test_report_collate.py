@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,15 @@ def test_words_that_a_definition_gets_wrong(table: Definition, tmp_path: Path) -
         ConfigError, match=r"u.yaml: evaluate.paper must say evaluation.benchmarks=\[...\] evaluation.n="
     ):
         Reader.of(read_definition(tmp_path / "u.yaml"), "paper")
+
+
+def test_benchmarks_that_are_pooled_have_as_many_responses(table: Definition) -> None:
+    commands = tuple(f"evaluation.benchmarks=[{name}] evaluation.n={n}" for name, n in (("math500", 1), ("aime24", 32)))
+    with pytest.raises(ConfigError, match=r"evaluate.paper must say one evaluation.n= for all"):
+        Reader.of(replace(table, evaluate={"paper": commands}), "paper")
+    judged = tuple(f"{each} lighteval=true" for each in commands)
+    reader = Reader.of(replace(table, evaluate={"paper": judged}), "paper")
+    assert reader.benchmarks == {"math500": 1, "aime24": 32}
 
 
 def test_the_same_run_of_two_tables_is_read_once(table: Definition) -> None:

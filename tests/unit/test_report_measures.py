@@ -142,5 +142,5 @@ def test_the_change_of_a_line() -> None:
     assert change(update, 3.0 + 0.5 * update) == pytest.approx(20.0)
     rows = np.stack([0.5 * update, -0.25 * update])
     assert change(update, rows).tolist() == pytest.approx([20.0, -10.0])
-    # Of no line, by least squares: the slope is -800/3 + ... over 2600/3, times 40.
+    # Of no line, by least squares: a slope of (100 / 3) / (2600 / 3), times 40.
     assert change(update, np.array([0.0, 9.0, 4.0])) == pytest.approx(20 / 13)
